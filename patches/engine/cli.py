@@ -1,0 +1,68 @@
+"""Command line of the engine: ``python -m patches.engine COMMAND``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from patches.engine import compose as composing
+from patches.engine import pin as pinning
+from patches.engine.errors import EngineError
+from patches.engine.project import Project, find_root
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; errors of the engine become one message and status 1 or 2."""
+    options = _parser().parse_args(argv)
+    try:
+        status: int = options.run(Project(find_root(options.root)), options)
+        return status
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m patches.engine", description=__doc__)
+    parser.add_argument("--root", type=Path, help="checkout to work on (default: the engine's own)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    one = commands.add_parser("compose", help="bring build/composed up to date")
+    _wheel_option(one)
+    one.add_argument("--python", metavar="TAG", help="compose from the wheel of this Python, e.g. cp312")
+    one.add_argument("--force", action="store_true", help="compose anew; hand edits in the tree are lost")
+    one.set_defaults(run=_compose)
+
+    one = commands.add_parser("pin", help="record hashes in upstream.toml")
+    _wheel_option(one)
+    one.add_argument("--wheels", type=Path, metavar="DIR", help="also take the wheel hashes anew from here")
+    one.set_defaults(run=_pin)
+    return parser
+
+
+def _wheel_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wheel-dir", type=Path, help="directory of the upstream wheels (default: fetch)")
+
+
+def _compose(project: Project, options: argparse.Namespace) -> int:
+    begin = time.monotonic()
+    done = composing.compose(
+        project, tag=options.python, wheel_directory=options.wheel_dir, force=options.force
+    )
+    took = f"{time.monotonic() - begin:.1f} s"
+    print(f"{'composed' if done.fresh else 'up to date:'} {done.path} ({took}), tree {done.tree[:16]}")
+    for result in done.patched.topics if done.patched is not None else ():
+        print(f"  {result.topic.name}: {result.state} ({result.reason})")
+    if done.tree != project.pins().composed:
+        print(
+            "note: the tree is not the one that upstream.toml pins; record it with `python -m patches.engine pin`"
+        )
+    return 0
+
+
+def _pin(project: Project, options: argparse.Namespace) -> int:
+    pins = pinning.pin(project, wheel_directory=options.wheel_dir, wheels=options.wheels)
+    print(f"pinned {len(pins.wheels)} wheels, {len(pins.files)} files, tree {pins.composed[:16]}")
+    return 0
