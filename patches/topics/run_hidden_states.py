@@ -17,7 +17,9 @@ TOPIC = Topic(
             hook=f"{HOOKS}:keep_final",
         ),
         Around(
-            file="sglang/srt/managers/utils.py", scope="GenerationBatchResult.copy_to_cpu", hook=f"{HOOKS}:to_host"
+            file="sglang/srt/managers/utils.py",
+            scope="GenerationBatchResult.copy_to_cpu",
+            hook=f"{HOOKS}:to_host",
         ),
     ),
 )

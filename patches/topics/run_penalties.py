@@ -24,7 +24,9 @@ TOPIC = Topic(
             scope="SamplingBatchInfo.copy_for_forward",
             hook=f"{HOOKS}:keep_penalizers",
         ),
-        Around(file=ORCHESTRATOR, scope="BatchedPenalizerOrchestrator.__init__", hook=f"{HOOKS}:seed_history"),
+        Around(
+            file=ORCHESTRATOR, scope="BatchedPenalizerOrchestrator.__init__", hook=f"{HOOKS}:seed_history"
+        ),
         Around(file=ORCHESTRATOR, scope="BatchedPenalizerOrchestrator.apply", hook=f"{HOOKS}:apply_in_order"),
     ),
 )

@@ -14,7 +14,11 @@ TOPIC = Topic(
     edits=(
         Around(file=INFO, scope="SamplingBatchInfo.from_schedule_batch", hook=f"{HOOKS}:seed_batch"),
         Around(file=INFO, scope="SamplingBatchInfo.merge_batch", hook=f"{HOOKS}:merge"),
-        Around(file="sglang/kernels/ops/sampling/murmur_hash.py", scope="murmur_hash32", hook=f"{HOOKS}:hash_columns"),
+        Around(
+            file="sglang/kernels/ops/sampling/murmur_hash.py",
+            scope="murmur_hash32",
+            hook=f"{HOOKS}:hash_columns",
+        ),
         Around(
             file="sglang/srt/layers/sampler.py",
             scope="top_k_top_p_min_p_sampling_from_probs_torch",

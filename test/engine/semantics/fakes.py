@@ -90,14 +90,18 @@ class FakeAlgorithm:
 class FakeBatch:
     """A batch with requests; weakly referable, as the penalisers need it."""
 
-    def __init__(self, requests: Sequence[FakeRequest], *, algorithm: str = "eagle", overlap: bool = False) -> None:
+    def __init__(
+        self, requests: Sequence[FakeRequest], *, algorithm: str = "eagle", overlap: bool = False
+    ) -> None:
         self.reqs = list(requests)
         self.device = "cpu"
         self.spec_algorithm = FakeAlgorithm(algorithm)
         self.enable_overlap = overlap
         self.forward_mode = SimpleNamespace(is_idle=lambda: False)
         self.sampling_info: Any = None
-        self.seq_lens = torch.tensor([len(r.origin_input_ids) + max(len(r.output_ids) - 1, 0) for r in requests])
+        self.seq_lens = torch.tensor(
+            [len(r.origin_input_ids) + max(len(r.output_ids) - 1, 0) for r in requests]
+        )
 
 
 def chain_input(candidates: torch.Tensor) -> SimpleNamespace:
@@ -117,7 +121,9 @@ def chain_input(candidates: torch.Tensor) -> SimpleNamespace:
     )
 
 
-def accept_chain(candidates: torch.Tensor, drawn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def accept_chain(
+    candidates: torch.Tensor, drawn: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Accept along a chain: (predicted ``[B * T]``, lengths with the bonus ``[B]``, accepted rows ``[B, T]``)."""
     batch, rows = candidates.shape
     matched = (candidates[:, 1:] == drawn[:, :-1]).int().cumprod(1).sum(1)

@@ -169,7 +169,9 @@ def test_retracted_requests_keep_their_history(kind: str, algorithm: str) -> Non
 
 def test_plain_overlap_is_told_of_the_newest_token_later() -> None:
     history = [7, 11, 7]
-    batch = FakeBatch([FakeRequest(history, max_new_tokens=99, **KINDS["all"])], algorithm="none", overlap=True)
+    batch = FakeBatch(
+        [FakeRequest(history, max_new_tokens=99, **KINDS["all"])], algorithm="none", overlap=True
+    )
     raw = torch.randn(1, VOCABULARY)
     logits = raw.clone()
     orchestrator(batch).apply(logits)

@@ -59,7 +59,9 @@ def as_run(request: FakeRequest, run: list[int]) -> tuple[Any, list[int]]:
         ([0] * 7, [3, 4, 5], dict(max_new_tokens=8), 1),
     ],
 )
-def test_kept_tokens(output: list[int], run: list[int], parameters: dict[str, Any], expected: int, width: int) -> None:
+def test_kept_tokens(
+    output: list[int], run: list[int], parameters: dict[str, Any], expected: int, width: int
+) -> None:
     run = run[:width]
     request = FakeRequest(output, **parameters)
     assert run_end_hooks.kept_tokens(request, run) == min(expected, len(run))
@@ -79,7 +81,12 @@ tokens = st.integers(0, 9)
     ignore_eos=st.booleans(),
 )
 def test_runs_end_like_single_tokens(
-    output: list[int], runs: list[list[int]], stops: list[str], stop_ids: list[int], cap: int, ignore_eos: bool
+    output: list[int],
+    runs: list[list[int]],
+    stops: list[str],
+    stop_ids: list[int],
+    cap: int,
+    ignore_eos: bool,
 ) -> None:
     parameters = dict(max_new_tokens=cap, stop=stops or None, stop_token_ids=stop_ids, ignore_eos=ignore_eos)
     one, many = FakeRequest(output, **parameters), FakeRequest(output, **parameters)
@@ -149,7 +156,9 @@ def test_finished_and_retracted_requests_commit_nothing() -> None:
 
 
 def test_rules_in_order() -> None:
-    rules = EndRules(max_new_tokens=3, vocab_size=10, stop_tokens=frozenset({4}), text_ends=lambda ids: ids[-1] == 5)
+    rules = EndRules(
+        max_new_tokens=3, vocab_size=10, stop_tokens=frozenset({4}), text_ends=lambda ids: ids[-1] == 5
+    )
     assert find_run_end([0], [1, 4], rules) == RunEnd(2, "length")
     assert find_run_end([], [4, 5], rules) == RunEnd(1, "stop token")
     assert find_run_end([], [5, 4], rules) == RunEnd(1, "stop text")

@@ -17,7 +17,9 @@ _FINAL = "run_final_states"
 _PATH = "run-hidden-states"
 
 
-def keep_final(original: Callable[..., Any], processor: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def keep_final(
+    original: Callable[..., Any], processor: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """Around the choice of what to store: the packed states keep a reference to the last layer's.
 
     Only servers that may return hidden states do so, others free the tensor as early as upstream does.
@@ -31,7 +33,9 @@ def keep_final(original: Callable[..., Any], processor: Any, hidden_states: torc
     return stored
 
 
-def to_host(original: Callable[..., None], result: Any, return_logprob: bool, return_hidden_states: bool = True) -> None:
+def to_host(
+    original: Callable[..., None], result: Any, return_logprob: bool, return_hidden_states: bool = True
+) -> None:
     """Around the copy of a step's results to the host, after the draft has used the packed states."""
     output = result.logits_output
     if return_hidden_states and output is not None and output.hidden_states is not None:

@@ -20,7 +20,9 @@ _GOOD = "run_good_tokens"
 _BAD = "run_bad_rows"
 
 
-def verify(original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None) -> Any:
+def verify(
+    original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None
+) -> Any:
     """Around the verify's sampler: look at the rows after masks, bias and processors had their turn."""
     outcome = original(verify_input, batch, logits_output, grammar_mask)
     if not batch.forward_mode.is_idle():
@@ -29,7 +31,9 @@ def verify(original: Callable[..., Any], verify_input: Any, batch: Any, logits_o
     return outcome
 
 
-def guard_logits(original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, info: Any) -> torch.Tensor:
+def guard_logits(
+    original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, info: Any
+) -> torch.Tensor:
     """Around the last change to the logits of prefill and plain decode.
 
     Where a draw follows, a bad row is made uniform: a sampler may fail on NaN, and with it the whole batch.
@@ -42,7 +46,14 @@ def guard_logits(original: Callable[..., torch.Tensor], sampler: Any, logits: to
     return logits
 
 
-def sample(original: Callable[..., torch.Tensor], sampler: Any, logits_output: Any, info: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def sample(
+    original: Callable[..., torch.Tensor],
+    sampler: Any,
+    logits_output: Any,
+    info: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
     """Around the sampler of prefill and plain decode: the flags of ``guard_logits`` go with the result."""
     tokens = original(sampler, logits_output, info, *args, **kwargs)
     bad = getattr(info, _BAD, None)
@@ -60,7 +71,9 @@ def _to_host(flags: torch.Tensor) -> torch.Tensor:
     return host
 
 
-def resolve_tokens(original: Callable[..., list[list[int]]], processor: Any, result: Any, batch: Any) -> list[list[int]]:
+def resolve_tokens(
+    original: Callable[..., list[list[int]]], processor: Any, result: Any, batch: Any
+) -> list[list[int]]:
     """Around the resolver of a verify's tokens: keep what came before the first bad row, then abort."""
     live = [not (request.finished() or request.is_retracted) for request in batch.reqs]
     runs = original(processor, result, batch)
@@ -82,7 +95,12 @@ def process_single(original: Callable[..., None], processor: Any, batch: Any, re
         if result.copy_done is not None:
             result.copy_done.synchronize()
         for request, flagged in zip(batch.reqs, bad.tolist(), strict=False):
-            if flagged and not request.finished() and not request.is_retracted and request.inflight_middle_chunks <= 0:
+            if (
+                flagged
+                and not request.finished()
+                and not request.is_retracted
+                and request.inflight_middle_chunks <= 0
+            ):
                 _abort(request)
     original(processor, batch, result)
 

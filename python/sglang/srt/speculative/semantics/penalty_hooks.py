@@ -33,7 +33,9 @@ def cumulate(original: Callable[[Any], None], batch: Any) -> None:
     original(batch)
 
 
-def apply_in_order(original: Callable[..., None], orchestrator: Any, logits: torch.Tensor, repeat: int | None = None) -> None:
+def apply_in_order(
+    original: Callable[..., None], orchestrator: Any, logits: torch.Tensor, repeat: int | None = None
+) -> None:
     """Around the orchestrator's ``apply``: additive penalties first, then multiplicative ones.
 
     Upstream iterates a set of classes, whose order changes from process to process; a request with a
@@ -80,7 +82,9 @@ def _seed(orchestrator: Any, index: int, output: Sequence[int]) -> None:
             penalizer.len_output_tokens[index] += len(output)
 
 
-def verify(original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None) -> Any:
+def verify(
+    original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None
+) -> Any:
     """Around the verify's sampler: penalise the rows, sample, then grow the state by the accepted tokens."""
     info = batch.sampling_info
     orchestrator = getattr(info, _ATTRIBUTE, None)
@@ -127,7 +131,11 @@ def penalise_rows(logits: torch.Tensor, orchestrator: Any, tokens: torch.Tensor,
             )
         else:
             penalty_rows.block_stops(
-                view, penalizer.len_output_tokens, penalizer.min_new_tokens, penalizer.stop_token_penalties, depth
+                view,
+                penalizer.len_output_tokens,
+                penalizer.min_new_tokens,
+                penalizer.stop_token_penalties,
+                depth,
             )
 
 

@@ -100,14 +100,18 @@ def block_stops(
     logits.add_(torch.where(blocked.unsqueeze(2), penalty.unsqueeze(1), 0.0))
 
 
-def grow_frequency(state: torch.Tensor, factor: torch.Tensor, tokens: torch.Tensor, valid: torch.Tensor) -> None:
+def grow_frequency(
+    state: torch.Tensor, factor: torch.Tensor, tokens: torch.Tensor, valid: torch.Tensor
+) -> None:
     """Add the accepted candidates (``valid`` bool ``[B, T]``) to a frequency state, in place."""
     for column in range(tokens.shape[1]):
         amount = torch.where(valid[:, column : column + 1], factor, torch.zeros_like(factor))
         state.scatter_add_(1, tokens[:, column : column + 1], amount)
 
 
-def grow_presence(state: torch.Tensor, factor: torch.Tensor, tokens: torch.Tensor, valid: torch.Tensor) -> None:
+def grow_presence(
+    state: torch.Tensor, factor: torch.Tensor, tokens: torch.Tensor, valid: torch.Tensor
+) -> None:
     """Mark the accepted candidates in a presence or repetition state, in place.
 
     One column at a time: a single scatter with a rejected and an accepted copy of the same token would

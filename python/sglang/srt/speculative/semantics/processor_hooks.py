@@ -20,7 +20,9 @@ from sglang.srt.speculative.semantics.row_history import RequestAtRow, output_be
 _COMMITTED = "run_committed_ids"
 
 
-def verify(original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None) -> Any:
+def verify(
+    original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None
+) -> Any:
     """Around the verify's sampler: grammar, bias, then processors, in plain decoding's order."""
     info = batch.sampling_info
     if batch.forward_mode.is_idle() or not info.has_custom_logit_processor:
@@ -80,7 +82,9 @@ def _process(logits: torch.Tensor, batch: Any, rows: int, outputs: dict[int, lis
         logits[index] = processor(logits[index], parameters)
 
 
-def _parameters_at(parameters: dict[str, Any] | None, request: Any, output: list[int]) -> dict[str, Any] | None:
+def _parameters_at(
+    parameters: dict[str, Any] | None, request: Any, output: list[int]
+) -> dict[str, Any] | None:
     if parameters is None:
         return None
     return parameters | ({"__req__": RequestAtRow(request, output)} if "__req__" in parameters else {})

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def output_before_drafts(
-    recorded: Sequence[Sequence[int]], bonus: int, committed: int
-) -> list[int] | None:
+def output_before_drafts(recorded: Sequence[Sequence[int]], bonus: int, committed: int) -> list[int] | None:
     """The output up to and with the bonus, from whichever record is up to date.
 
     Args:

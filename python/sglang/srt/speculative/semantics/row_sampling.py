@@ -59,7 +59,9 @@ def per_row(info: Any, rows: int) -> RowParameters:
     )
 
 
-def draw_rows(logits: torch.Tensor, parameters: RowParameters, positions: torch.Tensor, sampler: Any) -> torch.Tensor:
+def draw_rows(
+    logits: torch.Tensor, parameters: RowParameters, positions: torch.Tensor, sampler: Any
+) -> torch.Tensor:
     """Draw one token per row.
 
     Args:

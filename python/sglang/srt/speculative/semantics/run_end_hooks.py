@@ -10,7 +10,9 @@ from sglang.srt.speculative.semantics.accounting import shorten_run
 from sglang.srt.speculative.semantics.run_end import EndRules, find_run_end, tail_decoder
 
 
-def resolve_tokens(original: Callable[..., list[list[int]]], processor: Any, result: Any, batch: Any) -> list[list[int]]:
+def resolve_tokens(
+    original: Callable[..., list[list[int]]], processor: Any, result: Any, batch: Any
+) -> list[list[int]]:
     """Around the resolver of a verify's tokens: drop what lies behind the end of a request.
 
     The resolver runs before the tokens enter the output, so everything downstream (output ids, logprobs,

@@ -19,7 +19,9 @@ from sglang.srt.speculative.semantics.row_sampling import draw_rows, per_row
 _PATH = "run-sampling"
 
 
-def verify(original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None) -> Any:
+def verify(
+    original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None
+) -> Any:
     """Around the verify's sampler: draw each row, then accept along the draws; greedy batches stay upstream's."""
     info = batch.sampling_info
     if batch.forward_mode.is_idle() or info.is_all_greedy:
@@ -71,7 +73,10 @@ def _declined(device: str) -> str | None:
         return None
     if settings.speculative_use_rejection_sampling:
         return "rejection sampling was asked for"
-    if settings.speculative_accept_threshold_single != 1.0 or settings.speculative_accept_threshold_acc != 1.0:
+    if (
+        settings.speculative_accept_threshold_single != 1.0
+        or settings.speculative_accept_threshold_acc != 1.0
+    ):
         return "a relaxed acceptance threshold was asked for"
     return None
 

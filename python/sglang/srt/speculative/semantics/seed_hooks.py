@@ -40,7 +40,9 @@ def merge(original: Callable[..., None], info: Any, other: Any) -> None:
     original(info, other)
 
 
-def hash_columns(original: Callable[..., torch.Tensor], seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def hash_columns(
+    original: Callable[..., torch.Tensor], seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor
+) -> torch.Tensor:
     """Around the hash: on a CPU ours; everywhere without the largest value.
 
     The largest hash becomes a uniform variate of exactly one, whose Gumbel noise is infinite. That column
