@@ -192,13 +192,19 @@ def test_metrics_are_published_as_differences() -> None:
         publisher.publish(
             window, None, stats.alarm, {"verify-attention": {"head dim": total}}, {"graph_replays": total}, 2
         )
-    text = prometheus.generate_latest().decode()
-    labels = 'model_name="tiny",tp_rank="0"'
-    assert f'sglang:spec_fallbacks_total{{{labels},path="verify-attention",reason="head dim"}} 5.0' in text
-    assert f"sglang:spec_graph_replays_total{{{labels}}} 5.0" in text
-    assert f"sglang:spec_tokens_past_end_total{{{labels}}} 2.0" in text
-    assert f"sglang:spec_kept_length{{{labels}}} 2.0" in text
-    assert 'phase="verify"' in text and 'position="2"' in text
+    labels = {"model_name": "tiny", "tp_rank": "0"}
+
+    def value(name: str, **more: str) -> float | None:
+        found: float | None = prometheus.REGISTRY.get_sample_value(f"sglang:{name}", {**labels, **more})
+        return found
+
+    assert value("spec_fallbacks_total", path="verify-attention", reason="head dim") == 5
+    assert value("spec_graph_replays_total") == 5
+    assert value("spec_tokens_past_end_total") == 2
+    assert value("spec_kept_length") == 2
+    assert value("spec_kept_drafts_total", position="2") == 2
+    assert value("spec_phase_ms", phase="verify") == 2
+    assert value("spec_phase_seconds_total", phase="host_gap") == pytest.approx(0.001)
 
 
 def test_the_snapshot_is_plain_data() -> None:
