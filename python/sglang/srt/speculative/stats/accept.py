@@ -62,8 +62,11 @@ class KeptHistogram:
         return position_rates(self.counts)
 
 
-def position_rates(counts: Sequence[int]) -> list[float]:
-    """Share of cycles that kept at least 1, 2, ... draft tokens, from a histogram of drafts kept."""
+def position_rates(counts: Sequence[int], width: int | None = None) -> list[float]:
+    """Share of cycles that kept at least 1, 2, ... draft tokens, from a histogram of drafts kept.
+
+    ``width`` is the number of draft tokens proposed: positions never reached are then listed as 0.
+    """
     cycles = sum(counts)
     if not cycles:
         return []
@@ -71,7 +74,7 @@ def position_rates(counts: Sequence[int]) -> list[float]:
     for count in counts[:-1]:
         above -= count
         rates.append(above / cycles)
-    return rates
+    return rates + [0.0] * ((width or 0) - len(rates))
 
 
 def histogram_faults(

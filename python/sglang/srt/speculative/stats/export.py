@@ -57,7 +57,7 @@ def _summary(stats: Collector, phases: Any, context: int) -> dict[str, Any]:
     return summary
 
 
-def unpack_summary(meta: dict[str, Any], key: str) -> None:
+def unpack_summary(meta: dict[str, Any], key: str, width: int | None = None) -> None:
     """Turn the per-token list into the summary, and add what follows from the acceptance histogram.
 
     ``spec_kept_length`` is bonus + drafts a verify and never exceeds the draft width; upstream's
@@ -73,7 +73,7 @@ def unpack_summary(meta: dict[str, Any], key: str) -> None:
     if histogram and verifies:
         drafts = sum(index * count for index, count in enumerate(histogram))
         meta["spec_kept_length"] = 1.0 + drafts / verifies
-        meta["spec_kept_by_position"] = [round(rate, 4) for rate in position_rates(histogram)]
+        meta["spec_kept_by_position"] = [round(rate, 4) for rate in position_rates(histogram, width)]
 
 
 def snapshot(stats: Collector, scheduler: Any) -> dict[str, Any]:
@@ -109,15 +109,10 @@ def snapshot(stats: Collector, scheduler: Any) -> dict[str, Any]:
 def graph_capture(scheduler: Any) -> dict[str, float]:
     """Seconds that capturing each kind of graph took, as upstream's workers report it."""
     found: dict[str, float] = {}
-    for prefix, worker in (
-        ("target", getattr(scheduler, "tp_worker", None)),
-        ("", getattr(scheduler, "draft_worker", None)),
-    ):
+    for worker in (getattr(scheduler, "tp_worker", None), getattr(scheduler, "draft_worker", None)):
         usage = getattr(worker, "graph_time_usage", None)
         if isinstance(usage, dict):
-            for kind, seconds in usage.items():
-                name = f"{prefix}_{kind}" if prefix and not str(kind).startswith(prefix) else str(kind)
-                found[name] = round(float(seconds), 3)
+            found.update({str(kind): round(float(spent), 3) for kind, spent in usage.items() if spent > 0})
     return found
 
 
@@ -128,7 +123,7 @@ def publish(stats: Collector, window: Window, verdict: Verdict | None, labels: d
         verdict=verdict,
         alarm=stats.alarm,
         fallbacks=fallbacks.snapshot(),
-        counts=counters.entries() if hasattr(counters, "entries") else counters.snapshot(),
+        counts=counters.snapshot(),
         tokens_past_end=stats.tokens_past_end,
     )
 

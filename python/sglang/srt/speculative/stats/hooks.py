@@ -135,7 +135,8 @@ def internal_state(original: Original, self: Any, *args: Any, **kwargs: Any) -> 
 def meta_info(original: Original, self: Any, meta: dict[str, Any], recv_obj: Any, i: int) -> None:
     """Around the answer's speculative fields: unpacks the request's summary."""
     original(self, meta, recv_obj, i)
-    export.unpack_summary(meta, SUMMARY_KEY)
+    drafted = getattr(getattr(self, "server_args", None), "speculative_num_draft_tokens", None)
+    export.unpack_summary(meta, SUMMARY_KEY, drafted - 1 if drafted else None)
 
 
 def _take_back(processor: Any, req: Any, result: Any, i: int, accepted: int, kept: int) -> None:
