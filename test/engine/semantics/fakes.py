@@ -73,18 +73,8 @@ class FakeAlgorithm:
 
     def __init__(self, name: str = "eagle") -> None:
         self.name = name
-
-    def is_none(self) -> bool:
-        return self.name == "none"
-
-    def is_eagle(self) -> bool:
-        return self.name == "eagle"
-
-    def is_standalone(self) -> bool:
-        return False
-
-    def is_ngram(self) -> bool:
-        return False
+        for family in ("none", "eagle", "standalone", "ngram"):
+            setattr(self, f"is_{family}", lambda family=family: self.name == family)
 
 
 class FakeBatch:

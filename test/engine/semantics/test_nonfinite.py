@@ -97,7 +97,9 @@ def test_prefill_and_plain_decode(greedy: bool) -> None:
     output = SimpleNamespace(next_token_logits=logits)
 
     def sampler(module: Any, output: Any, info: Any) -> torch.Tensor:
-        guarded = nonfinite_hooks.guard_logits(lambda m, logits, i: logits, module, output.next_token_logits, info)
+        guarded = nonfinite_hooks.guard_logits(
+            lambda m, logits, i: logits, module, output.next_token_logits, info
+        )
         assert greedy or torch.isfinite(guarded).all()
         return guarded.argmax(-1)
 

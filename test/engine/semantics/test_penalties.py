@@ -23,16 +23,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "all": dict(frequency_penalty=0.4, presence_penalty=0.9, repetition_penalty=1.2, min_new_tokens=7),
     "none": {},
 }
+# Untyped upstream classes, through Any so that the type checker lets them be called.
+LIBRARY: Any = penaltylib
 PENALIZERS = {
-    penaltylib.BatchedFrequencyPenalizer,
-    penaltylib.BatchedMinNewTokensPenalizer,
-    penaltylib.BatchedPresencePenalizer,
-    penaltylib.BatchedRepetitionPenalizer,
+    getattr(LIBRARY, f"Batched{kind}Penalizer")
+    for kind in ("Frequency", "MinNewTokens", "Presence", "Repetition")
 }
 
 
-def orchestrator(batch: FakeBatch) -> penaltylib.BatchedPenalizerOrchestrator:
-    return penaltylib.BatchedPenalizerOrchestrator(vocab_size=VOCABULARY, batch=batch, penalizers=PENALIZERS)
+def orchestrator(batch: FakeBatch) -> Any:
+    return LIBRARY.BatchedPenalizerOrchestrator(vocab_size=VOCABULARY, batch=batch, penalizers=PENALIZERS)
 
 
 def plain_logits(raw: torch.Tensor, parameters: dict[str, Any], history: list[int]) -> torch.Tensor:
@@ -98,7 +98,8 @@ def test_trees_take_the_path_to_the_row() -> None:
     logits = raw.clone()
     penalty_hooks.penalise_rows(logits, penalizers, tokens, verify_tree.ancestor_mask(child, sibling))
     for row in range(6):
-        path, at = [], row
+        path: list[int] = []
+        at = row
         while at >= 0:
             path.insert(0, int(tokens[0, at]))
             at = parents[at]
@@ -180,12 +181,12 @@ def test_plain_overlap_is_told_of_the_newest_token_later() -> None:
 
 def test_additive_penalties_come_first() -> None:
     """The set of penaliser classes has no order; the result must not depend on it."""
-    parameters = dict(frequency_penalty=1.5, repetition_penalty=2.0)
+    parameters: dict[str, Any] = dict(frequency_penalty=1.5, repetition_penalty=2.0)
     raw = torch.full((VOCABULARY,), 1.0)
-    for order in (sorted, lambda names, **k: sorted(names, reverse=True, **k)):
+    for backwards in (False, True):
         batch = FakeBatch([FakeRequest(max_new_tokens=99, **parameters)], algorithm="none")
         penalizers = orchestrator(batch)
-        classes = order(penalizers.penalizers, key=lambda c: c.__name__)
+        classes = sorted(penalizers.penalizers, key=lambda c: str(c.__name__), reverse=backwards)
         penalizers.penalizers = {c: penalizers.penalizers[c] for c in classes}
         penalizers.cumulate_output_tokens(torch.tensor([7]))
         logits = raw.clone().unsqueeze(0)
@@ -196,7 +197,11 @@ def test_additive_penalties_come_first() -> None:
 def test_only_verifying_algorithms_skip_the_step_update() -> None:
     for algorithm, expected in (("eagle", []), ("none", ["told"]), ("dflash", ["told"])):
         told: list[str] = []
-        penalty_hooks.cumulate(lambda _, told=told: told.append("told"), FakeBatch([], algorithm=algorithm))
+
+        def tell(_: Any, told: list[str] = told) -> None:
+            told.append("told")
+
+        penalty_hooks.cumulate(tell, FakeBatch([], algorithm=algorithm))
         assert told == expected
 
 

@@ -88,7 +88,9 @@ def test_runs_end_like_single_tokens(
     cap: int,
     ignore_eos: bool,
 ) -> None:
-    parameters = dict(max_new_tokens=cap, stop=stops or None, stop_token_ids=stop_ids, ignore_eos=ignore_eos)
+    parameters: dict[str, Any] = dict(
+        max_new_tokens=cap, stop=stops or None, stop_token_ids=stop_ids, ignore_eos=ignore_eos
+    )
     one, many = FakeRequest(output, **parameters), FakeRequest(output, **parameters)
     for run in runs:
         assert as_run(many, run) == plain(one, run)

@@ -36,8 +36,9 @@ class TorchSampler:
         self, probs: torch.Tensor, info: Any, positions: torch.Tensor, simple: bool
     ) -> torch.Tensor:
         if simple:
-            return upstream.sampling_from_probs_torch(probs, info.sampling_seed, positions)
-        return upstream.top_k_top_p_min_p_sampling_from_probs_torch(
+            drawn: torch.Tensor = upstream.sampling_from_probs_torch(probs, info.sampling_seed, positions)
+            return drawn
+        drawn = upstream.top_k_top_p_min_p_sampling_from_probs_torch(
             probs,
             info.top_ks,
             info.top_ps,
@@ -46,6 +47,7 @@ class TorchSampler:
             info.sampling_seed,
             positions,
         )
+        return drawn
 
 
 def info_for(
@@ -153,7 +155,11 @@ def test_chi_square_notices_other_rules(name: str) -> None:
     settings = SETTINGS[name]
     joint = expected_joint(settings, 3)
     greedy = decode(
-        torch.zeros(DRAWS, 1, dtype=torch.long), 3, settings, greedy_draft=True, draw=lambda logits: logits.argmax(-1)
+        torch.zeros(DRAWS, 1, dtype=torch.long),
+        3,
+        settings,
+        greedy_draft=True,
+        draw=lambda logits: logits.argmax(-1),
     )
     counts = (
         torch.zeros(64).index_add_(0, greedy @ torch.tensor([16, 4, 1]), torch.ones(DRAWS)).reshape(4, 4, 4)

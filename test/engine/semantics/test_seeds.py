@@ -58,9 +58,8 @@ def test_known_value_of_murmur3() -> None:
 def test_largest_hash_is_never_used() -> None:
     """A uniform variate of exactly 1 has infinite Gumbel noise and wins whatever its probability."""
     top = torch.tensor([[MASK, 7]], dtype=torch.int64)
-    hashed = seed_hooks.hash_columns(
-        lambda *_: top.clone(), SimpleNamespace(device=SimpleNamespace(type="cuda")), None, None
-    )  # type: ignore[arg-type]
+    on_device: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    hashed = seed_hooks.hash_columns(lambda *_: top.clone(), on_device, top, top)
     assert hashed.tolist() == [[MASK - 1, 7]]
     noise = -torch.log(-torch.log(hashed.double() / MASK))
     assert torch.isfinite(noise).all()

@@ -36,6 +36,9 @@ def shorten_run(request: Any, result: Any, index: int, *, had: int, kept: int) -
         kept: tokens that remain, at most ``had``.
     """
     request.kv_committed_len -= had - kept
+    legal = getattr(result, "grammar_retained_tokens", None)
+    if legal and legal[index] is not None:
+        legal[index] = legal[index][:kept]
     recorded = result.num_correct_drafts_per_req_cpu[index]
     correct = max(kept - 1, 0)
     if correct == recorded:

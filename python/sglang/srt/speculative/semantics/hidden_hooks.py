@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from sglang.fork import fallbacks
 
 _FINAL = "run_final_states"

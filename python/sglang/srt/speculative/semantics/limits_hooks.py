@@ -18,4 +18,6 @@ def row_headroom(original: Callable[[Any], int], server_args: Any) -> int:
         return stock
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
-    return max(stock, get_alloc_reserve_per_decode(server_args) + server_args.page_size - 1)
+    reserve: int = get_alloc_reserve_per_decode(server_args)
+    page: int = server_args.page_size
+    return max(stock, reserve + page - 1)

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Any
 
 import torch
-
 from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
 from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_tokens

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
 from sglang.srt.speculative.semantics import penalty_rows
 from sglang.srt.speculative.semantics.verify_tree import ancestor_mask, chain_mask, repeats
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from sglang.srt.speculative.semantics.penalty_hooks import candidate_mask
 from sglang.srt.speculative.semantics.row_bias import apply_bias
 from sglang.srt.speculative.semantics.row_history import RequestAtRow, output_before_drafts, path_tokens

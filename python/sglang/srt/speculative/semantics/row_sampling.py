@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from sglang.srt.speculative.semantics.nonfinite import bad_rows
 
 
@@ -25,10 +24,10 @@ class RowParameters:
     """
 
     temperatures: torch.Tensor
-    top_ps: torch.Tensor
-    top_ks: torch.Tensor
-    min_ps: torch.Tensor
     sampling_seed: torch.Tensor | None
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
     need_top_p_sampling: bool
     need_top_k_sampling: bool
     need_min_p_sampling: bool
@@ -78,7 +77,9 @@ def draw_rows(
     """
     scaled = (logits / parameters.temperatures).masked_fill_(bad_rows(logits).unsqueeze(-1), 0.0)
     probabilities = torch.softmax(scaled, dim=-1)
-    drawn = sampler._sample_from_probs(probabilities, parameters, positions, parameters.unfiltered).long()
+    drawn: torch.Tensor = sampler._sample_from_probs(
+        probabilities, parameters, positions, parameters.unfiltered
+    ).long()
     if parameters.is_any_greedy:
         drawn = torch.where(parameters.top_ks <= 1, logits.argmax(-1), drawn)
     return drawn

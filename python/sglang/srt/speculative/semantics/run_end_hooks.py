@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
 from sglang.srt.speculative.semantics.run_end import EndRules, find_run_end, tail_decoder
 
@@ -26,6 +27,8 @@ def resolve_tokens(
         if not live[index]:
             continue
         kept = kept_tokens(request, run)
+        if kept < len(run):
+            counters.add("run_tokens_behind_end", len(run) - kept)
         shorten_run(request, result, index, had=len(run), kept=kept)
         runs[index] = run[:kept]
     return runs

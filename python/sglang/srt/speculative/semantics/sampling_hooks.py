@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-
 from sglang.fork import fallbacks
 from sglang.srt.speculative.semantics.row_bias import apply_bias
 from sglang.srt.speculative.semantics.row_sampling import draw_rows, per_row
@@ -50,12 +49,12 @@ def accept_along(verify_input: Any, drawn: torch.Tensor) -> tuple[torch.Tensor, 
         predicts=torch.zeros(batch * rows, dtype=torch.int32, device=device),
         accept_index=torch.full((batch, verify_input.max_tree_depth), -1, dtype=torch.int32, device=device),
         accept_token_num=torch.empty(batch, dtype=torch.int32, device=device),
-        candidates=verify_input.draft_token.reshape(batch, rows),
-        retrieve_index=verify_input.retrieve_index,
-        retrieve_next_token=verify_input.retrieve_next_token,
-        retrieve_next_sibling=verify_input.retrieve_next_sibling,
-        target_predict=drawn,
         topk=verify_input.tree_topk,
+        target_predict=drawn,
+        candidates=verify_input.draft_token.reshape(batch, rows),
+        retrieve_next_sibling=verify_input.retrieve_next_sibling,
+        retrieve_next_token=verify_input.retrieve_next_token,
+        retrieve_index=verify_input.retrieve_index,
     )
     return predicted, drafts + 1, accepted
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from sglang.srt.speculative.semantics.seed_hash import murmur3
 
 _SEED = "run_sampling_seed"
