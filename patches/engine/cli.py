@@ -7,10 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+from patches.engine import check as checking
 from patches.engine import compose as composing
+from patches.engine import export as exporting
+from patches.engine import forward as forwarding
 from patches.engine import pin as pinning
 from patches.engine.errors import EngineError
 from patches.engine.project import Project, find_root
+from patches.engine.survey import table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +38,19 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--python", metavar="TAG", help="compose from the wheel of this Python, e.g. cp312")
     one.add_argument("--force", action="store_true", help="compose anew; hand edits in the tree are lost")
     one.set_defaults(run=_compose)
+
+    one = commands.add_parser("check", help="resolve every anchor, verify hashes, compile what changed")
+    _wheel_option(one)
+    one.set_defaults(run=_check)
+
+    one = commands.add_parser("export", help="write build/export/NNNN-topic.patch against clean upstream")
+    _wheel_option(one)
+    one.set_defaults(run=_export)
+
+    one = commands.add_parser("forward", help="which anchors still resolve in another upstream version")
+    one.add_argument("--wheel", type=Path, required=True, help="the other version's wheel; hashes are waived")
+    one.add_argument("--strict", action="store_true", help="exit status 1 if a topic no longer applies")
+    one.set_defaults(run=_forward)
 
     one = commands.add_parser("pin", help="record hashes in upstream.toml")
     _wheel_option(one)
@@ -60,6 +77,40 @@ def _compose(project: Project, options: argparse.Namespace) -> int:
             "note: the tree is not the one that upstream.toml pins; record it with `python -m patches.engine pin`"
         )
     return 0
+
+
+def _check(project: Project, options: argparse.Namespace) -> int:
+    rows, faults = checking.check(project, wheel_directory=options.wheel_dir)
+    print(table(rows))
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    if not faults:
+        print(
+            f"all {len(rows)} edits resolve on sglang {project.pins().base}; hashes match; all files compile"
+        )
+    return 1 if faults else 0
+
+
+def _export(project: Project, options: argparse.Namespace) -> int:
+    patches = exporting.export(project, wheel_directory=options.wheel_dir)
+    for path in patches:
+        print(path)
+    print(
+        f"{len(patches)} patches apply in order to clean sglang {project.pins().base}, and the result compiles"
+    )
+    return 0
+
+
+def _forward(project: Project, options: argparse.Namespace) -> int:
+    outcome = forwarding.forward(project, options.wheel)
+    print(table(outcome.rows))
+    for fault in outcome.faults:
+        print(f"also: {fault}")
+    print(
+        f"sglang {outcome.version}: {len(outcome.applies)} of {outcome.total} topics apply: {', '.join(outcome.applies)}"
+    )
+    whole = len(outcome.applies) == outcome.total and not outcome.faults
+    return 1 if options.strict and not whole else 0
 
 
 def _pin(project: Project, options: argparse.Namespace) -> int:

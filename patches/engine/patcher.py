@@ -33,26 +33,31 @@ class Patched:
 
 
 def check_pins(topics: list[Topic], sources: Sources, pins: dict[str, str], base: str) -> None:
-    """Compare each file that an edit touches with its pinned hash.
-
-    Raises:
-        AnchorError: a file is gone, is not pinned, or is not the pinned one.
-    """
+    """Check the pinned hash of every file that an edit touches. Raises AnchorError."""
     for topic in topics:
         for edit in topic.edits:
-            check_file(topic, edit, sources, base)
-            pinned, actual = pins.get(edit.file), digest(sources.files[edit.file])
-            if pinned == actual:
-                continue
-            raise AnchorError(
-                topic=topic.name,
-                file=edit.file,
-                scope=edit.scope,
-                sought=f"file with sha256 {pinned}" if pinned else "a pinned hash in upstream.toml",
-                found=f"sha256 {actual}" if pinned else "no pin for this file",
-                base=base,
-                remedy="read what changed in the file, then record it with `python -m patches.engine pin`",
-            )
+            check_pin(topic, edit, sources, pins, base)
+
+
+def check_pin(topic: Topic, edit: Edit, sources: Sources, pins: dict[str, str], base: str) -> None:
+    """Compare the file that ``edit`` touches with its pinned hash.
+
+    Raises:
+        AnchorError: the file is gone, is not pinned, or is not the pinned one.
+    """
+    check_file(topic, edit, sources, base)
+    pinned, actual = pins.get(edit.file), digest(sources.files[edit.file])
+    if pinned == actual:
+        return
+    raise AnchorError(
+        topic=topic.name,
+        file=edit.file,
+        scope=edit.scope,
+        sought=f"file with sha256 {pinned}" if pinned else "a pinned hash in upstream.toml",
+        found=f"sha256 {actual}" if pinned else "no pin for this file",
+        base=base,
+        remedy="read what changed in the file, then record it with `python -m patches.engine pin`",
+    )
 
 
 def check_file(topic: Topic, edit: Edit, sources: Sources, base: str) -> None:
