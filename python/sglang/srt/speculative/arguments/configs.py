@@ -7,13 +7,9 @@ from typing import Any
 
 # Order in which wrappers name the language model inside them.
 TEXT_KEYS = ("thinker_config", "llm_config", "language_config", "text_config")
-CONTEXT_KEYS = (
-    "max_sequence_length",
-    "seq_length",
-    "max_seq_len",
-    "model_max_length",
-    "max_position_embeddings",
-)
+# The first of these that a configuration has is its length.
+_OLDER_LENGTHS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length")
+CONTEXT_KEYS = (*_OLDER_LENGTHS, "max_position_embeddings")
 # Number of next-token heads that a checkpoint brings along, under the names in use.
 BUILTIN_HEAD_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers")
 DTYPES = {
