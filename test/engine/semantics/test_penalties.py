@@ -38,7 +38,7 @@ def orchestrator(batch: FakeBatch) -> Any:
 def plain_logits(raw: torch.Tensor, parameters: dict[str, Any], history: list[int]) -> torch.Tensor:
     """Upstream's penalisers fed one token at a time, then applied to one row."""
     batch = FakeBatch([FakeRequest(max_new_tokens=99, **parameters)], algorithm="none")
-    penalizers = orchestrator(batch)
+    penalizers: Any = orchestrator(batch)
     for token in history:
         penalizers.cumulate_output_tokens(torch.tensor([token]))
     logits = raw.clone().unsqueeze(0)
@@ -63,8 +63,11 @@ def test_rows_equal_plain_decoding(kind: str, rows: int) -> None:
     batch = FakeBatch([FakeRequest(max_new_tokens=99, **parameters) for parameters in kinds])
     penalizers = orchestrator(batch)
     info = batch.sampling_info = info_of(penalizers)
+
     # Few distinct tokens, so that candidates repeat tokens of the history and each other.
-    pick = lambda: generator.choice([EOS, 7, 11])  # noqa: E731
+    def pick() -> int:
+        return generator.choice([EOS, 7, 11])
+
     committed = [[pick()] for _ in kinds]
     for _ in range(6):
         candidates = torch.tensor([[c[-1], *(pick() for _ in range(rows - 1))] for c in committed])

@@ -54,26 +54,18 @@ def hash_columns(
     return hashed.clamp_(max=_LARGEST - 1)
 
 
-def draw_filtered(
-    original: Callable[..., torch.Tensor],
-    probs: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    min_ps: torch.Tensor,
-    need_min_p_sampling: bool,
-    sampling_seed: torch.Tensor | None,
-    positions: torch.Tensor,
-) -> torch.Tensor:
+def draw_filtered(original: Callable[..., torch.Tensor], probs: torch.Tensor, *rest: Any) -> torch.Tensor:
     """Around the filtered draw: min-p together with a seed, which upstream refuses with an assertion.
 
     Top-k, top-p and min-p each keep a prefix of the sorted probabilities, so min-p may be applied first; and
     the Gumbel draw needs no renormalisation, a common factor moves all columns alike.
     """
-    if need_min_p_sampling and sampling_seed is not None:
-        floor = probs.amax(dim=-1, keepdim=True) * min_ps.unsqueeze(-1)
+    top_k, top_p, min_p, use_min_p, seed, position = rest
+    if use_min_p and seed is not None:
+        floor = probs.amax(dim=-1, keepdim=True) * min_p.unsqueeze(-1)
         probs = probs.masked_fill(probs < floor, 0.0)
-        need_min_p_sampling = False
-    return original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions)
+        use_min_p = False
+    return original(probs, top_k, top_p, min_p, use_min_p, seed, position)
 
 
 def _backend() -> str | None:
