@@ -1,0 +1,354 @@
+"""What differs between two runs, and which difference can have moved the figures.
+
+The field report lost a week to 89 against 82 tok/s of which "nobody could say what changed". Two
+results files hold both environments, so the answer is a comparison; the work is in ranking it. Each
+rule says which differences it covers, which phases of a cycle such a difference can reach, and why,
+so that a suspect comes with its reason and an uptime does not hide a topic that was off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang.bench_verify.environment import Environment
+from sglang.bench_verify.gpu import Load
+from sglang.bench_verify.rows import Metric, Results, Row
+
+ALL = ("draft", "verify", "sample", "draft_extend", "host_gap", "decode")
+DEVICE = ("draft", "verify", "sample", "draft_extend", "decode")
+REDUCED = ("draft", "verify", "draft_extend", "decode")
+# Two medians closer than this are the same figure unless their repeats say otherwise.
+SAME = 0.03
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Differences whose name matches ``pattern`` can move ``phases``, for the reason ``why``.
+
+    ``weight`` ranks suspects: 3 changes what runs, 2 changes how fast it runs, 1 may, 0 does not.
+    """
+
+    pattern: str
+    weight: int
+    phases: tuple[str, ...]
+    why: str
+
+
+RULES = (
+    Rule(
+        r"topic\.verify-attention", 3, ("verify", "decode"), "a patch that picks the verify attention kernel"
+    ),
+    Rule(
+        r"topic\.(run-|cpu-|verify-|full-|cycle-|all-reduce|reduce).*", 3, ALL, "a patch of the verify cycle"
+    ),
+    Rule(r"topic\..*", 3, ALL, "a patch was on in one run and not in the other"),
+    Rule(r"(base|fork)_version", 3, ALL, "another version of the code"),
+    Rule(r"commit", 2, ALL, "another commit of the code"),
+    Rule(
+        r"argument\.(attention_backend|.*attention.*)",
+        3,
+        ("verify", "decode", "draft_extend"),
+        "another attention kernel",
+    ),
+    Rule(r"argument\.speculative_.*", 3, ALL, "another draft, width or acceptance rule"),
+    Rule(
+        r"argument\.(disable_cuda_graph|cuda_graph_.*)",
+        3,
+        ALL,
+        "what replays as a graph and what launches eagerly",
+    ),
+    Rule(r"argument\.(tp_size|dp_size|ep_size|pp_size)", 3, ALL, "another share of the model on each GPU"),
+    Rule(
+        r"argument\.(quantization|kv_cache_dtype|dtype|model_path|page_size)",
+        3,
+        ALL,
+        "another number of bytes to read",
+    ),
+    Rule(r"argument\..*", 1, ALL, "another server argument"),
+    Rule(r"rank\.missing", 1, REDUCED, "one of the runs did not say what its workers saw"),
+    Rule(r"rank\.NCCL_.*", 3, REDUCED, "NCCL reads it inside the worker, where it differed"),
+    Rule(r"variable\.NCCL_.*", 2, REDUCED, "the algorithm, protocol or path of every all-reduce"),
+    Rule(r"variable\.SGLANG_SIMULATE_.*", 3, ALL, "simulated acceptance is not acceptance"),
+    Rule(r"variable\.SGLANG_FORK_DISABLE", 3, ALL, "topics of the fork switched off"),
+    Rule(r"variable\.(CUDA_LAUNCH_BLOCKING|CUDA_DEVICE_MAX_CONNECTIONS)", 3, ALL, "serialises launches"),
+    Rule(r"variable\.(OMP_NUM_THREADS|MKL_NUM_THREADS)", 2, ALL, "threads of every CPU operator"),
+    Rule(r"variable\.(SGLANG|SGL|TORCH|TRITON|PYTORCH|FLASHINFER).*", 2, ALL, "switches of the framework"),
+    Rule(r"variable\..*", 1, ALL, "another variable"),
+    Rule(r"gpu\.(name|count|mig)", 3, DEVICE, "another GPU"),
+    Rule(r"gpu\.pcie_(generation|width)", 2, REDUCED, "the link that carries every all-reduce"),
+    Rule(r"gpu\.nvlinks", 3, REDUCED, "the link that carries every all-reduce"),
+    Rule(r"gpu\.(power_limit_w|sm_clock_max_mhz|memory_mib)", 2, DEVICE, "how fast the GPU may run"),
+    Rule(r"load\.(sm_clock_mhz|memory_clock_mhz|power_w)", 2, DEVICE, "clock or power under load"),
+    Rule(r"load\.pcie_.*", 2, REDUCED, "the link trained to another speed under load"),
+    Rule(r"load\.temperature_c", 1, DEVICE, "a hot GPU lowers its clock"),
+    Rule(r"topology", 2, REDUCED, "another path between the GPUs"),
+    Rule(r"gpu\.driver|cuda|cuda_driver", 2, DEVICE, "driver and run-time libraries"),
+    Rule(r"nccl_version|rank\.nccl_version", 2, REDUCED, "another NCCL"),
+    Rule(r"package\.(torch|triton|sglang.*|sgl-kernel|flashinfer.*)", 3, ALL, "other kernels"),
+    Rule(r"package\..*", 1, ALL, "another package"),
+    Rule(
+        r"kernel_command_line\.(iommu|amd_iommu|intel_iommu|pci)",
+        2,
+        REDUCED,
+        "whether GPUs may talk to each other directly",
+    ),
+    Rule(r"kernel_command_line\..*", 1, ("host_gap",), "another kernel setting"),
+    Rule(r"kernel|container", 1, ("host_gap",), "another host system"),
+    Rule(r"cpu|cpu_count|host", 2, ("host_gap", "decode"), "another processor: launches and host work"),
+    Rule(r"python", 1, ("host_gap",), "another Python"),
+    Rule(r"uptime_s", 0, (), "a reboot between the runs; a cause only through what it changed"),
+    Rule(r"command", 0, (), "the command line; its effects are listed by name"),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same in both runs."""
+
+    name: str
+    a: str
+    b: str
+    weight: int
+    phases: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One figure of the same case that is not the same in both runs."""
+
+    case: str
+    metric: str
+    unit: str
+    a: float
+    b: float
+    noise: float
+
+    @property
+    def ratio(self) -> float:
+        """B over A."""
+        return self.b / self.a if self.a else float("inf")
+
+
+@dataclass
+class Report:
+    """The comparison of two files."""
+
+    moved: list[Moved] = field(default_factory=list)
+    compared: int = 0
+    only_a: list[str] = field(default_factory=list)
+    only_b: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def suspects(self) -> list[Difference]:
+        """Differences that can have moved a phase that did move, strongest first.
+
+        Where no phase is known (only totals were measured) every weighted difference is one.
+        """
+        phases = {phase for item in self.moved if (phase := _phase(item.metric)) is not None}
+        ranked = [
+            item for item in self.differences if item.weight > 0 and (not phases or phases & set(item.phases))
+        ]
+        return sorted(ranked, key=lambda item: (-item.weight, item.name))
+
+
+def compare(a: Results, b: Results) -> Report:
+    """Compare the rows of the same cases and the environments behind them.
+
+    Variants are part of the rows but not of the match when one file holds one variant and the other
+    file the other: that is the comparison of fork with upstream.
+    """
+    report = Report()
+    loose = len({row.variant for row in a.rows + b.rows}) > 1 and (
+        len({row.variant for row in a.rows}) == 1 and len({row.variant for row in b.rows}) == 1
+    )
+    left = {_key(row, loose): row for row in a.rows}
+    right = {_key(row, loose): row for row in b.rows}
+    report.only_a = [row.label() for key, row in left.items() if key not in right]
+    report.only_b = [row.label() for key, row in right.items() if key not in left]
+    pairs = [(row, right[key]) for key, row in left.items() if key in right]
+    for one, other in pairs:
+        report.compared += 1
+        report.moved.extend(_moved(one, other))
+    seen: dict[str, Difference] = {}
+    for index_a, index_b in sorted({(one.environment, other.environment) for one, other in pairs}) or [
+        (0, 0)
+    ]:
+        if index_a < len(a.environments) and index_b < len(b.environments):
+            for item in differences(a.environments[index_a], b.environments[index_b]):
+                seen.setdefault(item.name, item)
+    for one, other in pairs:
+        for item in _topics_off(one, other):
+            seen[item.name] = item
+    report.differences = sorted(seen.values(), key=lambda item: (-item.weight, item.name))
+    return report
+
+
+def differences(a: Environment, b: Environment) -> list[Difference]:
+    """Every named difference between two environment records, with the rule that weighs it."""
+    left, right = dict(_flatten(a)), dict(_flatten(b))
+    found: list[Difference] = []
+    for name in sorted(set(left) | set(right)):
+        one, other = left.get(name, ""), right.get(name, "")
+        if one == other or (name.startswith("load.") and _close(one, other)):
+            continue
+        if name == "uptime_s" and not _rebooted(one, other):
+            continue
+        # A worker that reported nothing differs in knowledge, not in behaviour.
+        if name.startswith("rank.") and (not a.ranks or not b.ranks):
+            name, one, other = "rank.missing", str(len(a.ranks)), str(len(b.ranks))
+            if any(item.name == name for item in found):
+                continue
+        rule = rule_for(name)
+        found.append(
+            Difference(name, one or "(not set)", other or "(not set)", rule.weight, rule.phases, rule.why)
+        )
+    return found
+
+
+def rule_for(name: str) -> Rule:
+    """The first rule whose pattern matches the whole name; an unknown name may matter."""
+    for rule in RULES:
+        if re.fullmatch(rule.pattern, name):
+            return rule
+    return Rule(name, 1, ALL, "a difference no rule knows")
+
+
+def _flatten(record: Environment) -> Iterable[tuple[str, str]]:
+    for name in ("base_version", "fork_version", "commit", "python", "cuda", "cuda_driver", "nccl_version", "host",
+                 "cpu", "kernel", "container", "topology", "command"):  # fmt: skip
+        yield name, str(getattr(record, name))
+    yield "cpu_count", str(record.cpu_count)
+    yield "uptime_s", "" if record.uptime_s is None else str(record.uptime_s)
+    for prefix, mapping in (
+        ("topic", record.topics),
+        ("package", record.packages),
+        ("variable", record.variables),
+        ("argument", record.server_arguments),
+        ("kernel_command_line", _words(record.kernel_command_line)),
+    ):
+        for name, value in mapping.items():
+            yield f"{prefix}.{name}", str(value)
+    if record.gpus:
+        yield "gpu.count", str(len(record.gpus))
+    for name in ("name", "driver", "mig", "memory_mib", "pcie_generation", "pcie_width", "nvlinks", "power_limit_w",
+                 "sm_clock_max_mhz"):  # fmt: skip
+        values = sorted({str(getattr(gpu, name)) for gpu in record.gpus} - {"None"})
+        # The link of an idle GPU trains down; what counts is the link under load.
+        if name in ("pcie_generation", "pcie_width") and getattr(record.load, name):
+            continue
+        if values:
+            yield f"gpu.{name}", ",".join(values)
+    yield from _flatten_load(record.load)
+    for rank in record.ranks:
+        yield "rank.nccl_version", rank.nccl_version
+        for name, value in rank.variables.items():
+            yield f"rank.{name}", value
+
+
+def _flatten_load(load: Load) -> Iterable[tuple[str, str]]:
+    for name in (
+        "sm_clock_mhz",
+        "memory_clock_mhz",
+        "power_w",
+        "temperature_c",
+        "pcie_generation",
+        "pcie_width",
+    ):
+        values = getattr(load, name)
+        if values:
+            yield f"load.{name}", ",".join(f"{value:g}" for value in values)
+
+
+def _words(command_line: str) -> Mapping[str, str]:
+    """Kernel settings by name; the boot image and the root device say nothing about speed."""
+    pairs = (word.partition("=") for word in command_line.split())
+    return {
+        name: value or "on"
+        for name, _, value in pairs
+        if name not in ("BOOT_IMAGE", "root", "rootflags", "initrd")
+    }
+
+
+def _close(a: str, b: str) -> bool:
+    left, right = a.split(","), b.split(",")
+    if len(left) != len(right) or "" in left + right:
+        return False
+    return all(
+        abs(float(x) - float(y)) <= SAME * max(abs(float(x)), abs(float(y)), 1e-9)
+        for x, y in zip(left, right, strict=True)
+    )
+
+
+def _rebooted(a: str, b: str) -> bool:
+    return bool(a and b) and float(b) < float(a)
+
+
+def _key(row: Row, loose: bool) -> tuple[Any, ...]:
+    bench, machine, variant, case = row.key()
+    return (bench, machine, case) if loose else (bench, machine, variant, case)
+
+
+def _moved(a: Row, b: Row) -> Iterable[Moved]:
+    figures_a = {**a.metrics, **{f"phase {name}": Metric(value, "ms") for name, value in a.phases_ms.items()}}
+    figures_b = {**b.metrics, **{f"phase {name}": Metric(value, "ms") for name, value in b.phases_ms.items()}}
+    for name, one in figures_a.items():
+        other = figures_b.get(name)
+        if other is None:
+            continue
+        noise = max(one.spread, other.spread, 1.0 + SAME)
+        base = max(abs(one.value), 1e-12)
+        ratio = abs(other.value) / base
+        if ratio > noise or ratio < 1.0 / noise:
+            yield Moved(a.label(), name, one.unit, one.value, other.value, noise)
+
+
+def _phase(metric: str) -> str | None:
+    name = metric.removeprefix("phase ")
+    for phase in ("draft_extend", "draft", "verify", "sample", "host_gap", "decode"):
+        if name == phase or name.startswith(phase + "_"):
+            return phase
+    return None
+
+
+def _topics_off(a: Row, b: Row) -> Iterable[Difference]:
+    for topic in sorted(set(a.topics_off) ^ set(b.topics_off)):
+        rule = rule_for(f"topic.{topic}")
+        one, other = ("off", "on") if topic in a.topics_off else ("on", "off")
+        yield Difference(f"topic.{topic}", one, other, rule.weight, rule.phases, rule.why)
+
+
+def render(report: Report) -> str:
+    """The report as text; the last line is the verdict."""
+    lines = [f"{report.compared} cases in both files, {len(report.moved)} figures moved beyond their repeats"]
+    for item in report.moved:
+        lines.append(
+            f"  {item.case}: {item.metric} {item.a:.4g} -> {item.b:.4g} {item.unit} "
+            f"(x{item.ratio:.3f}, repeats within x{item.noise:.3f})"
+        )
+    for title, labels in (("only in A", report.only_a), ("only in B", report.only_b)):
+        lines.extend(f"  {title}: {label}" for label in labels)
+    lines.append(f"{len(report.differences)} differences between the environments")
+    for difference in report.differences:
+        lines.append(
+            f"  [{difference.weight}] {difference.name}: {_short(difference.a)} -> {_short(difference.b)} ({difference.why})"
+        )
+    suspects = report.suspects
+    if not report.moved:
+        lines.append("verdict: no figure moved")
+    elif suspects:
+        lines.append("verdict: suspects, strongest first: " + ", ".join(item.name for item in suspects[:5]))
+    else:
+        lines.append(
+            "verdict: figures moved and nothing recorded explains it: repeat both runs before believing either"
+        )
+    return "\n".join(lines)
+
+
+def _short(text: str, limit: int = 60) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 3] + "..."

@@ -1,0 +1,153 @@
+"""README tables made from ``headline.json``, in place, between markers.
+
+A marked block looks like this and is replaced as a whole::
+
+    <!-- table: slice -->
+    ... generated ...
+    <!-- /table -->
+
+``--check`` compares instead of writing, so a README that quotes an old figure fails the lint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Headline = Mapping[str, Mapping[str, Any]]
+BLOCK = re.compile(r"(<!-- table: (?P<name>[a-z0-9-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
+CONTEXTS = ("1k", "16k", "64k", "128k")
+EMPTY = "*not measured yet*"
+
+
+class TableError(ValueError):
+    """A marker that names no table."""
+
+
+def update(text: str, headline: Headline) -> str:
+    """Replace the body of every marked block. Raises TableError for an unknown table name."""
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group("name")
+        if name not in TABLES:
+            raise TableError(f"table {name!r} is unknown; known are {', '.join(sorted(TABLES))}")
+        return match.group(1) + TABLES[name](headline) + "\n" + match.group(4)
+
+    return BLOCK.sub(replace, text)
+
+
+def update_file(path: str | Path, headline: Headline, check: bool = False) -> bool:
+    """Update one file; returns whether it was already right. With ``check`` nothing is written."""
+    target = Path(path)
+    before = target.read_text(encoding="utf-8")
+    after = update(before, headline)
+    if before != after and not check:
+        target.write_text(after, encoding="utf-8")
+    return before == after
+
+
+def slice_table(headline: Headline) -> str:
+    """Upstream against fork on the one-GPU slice, a row a context."""
+    rows = []
+    for machine in _machines(headline, ".slice."):
+        for context in _contexts(headline, f"{machine}.slice."):
+            decode = headline.get(f"{machine}.slice.decode_ms.{context}")
+            cycle = headline.get(f"{machine}.slice.cycle_ms.{context}")
+            over = headline.get(f"{machine}.slice.cycle_over_decode.{context}")
+            rows.append(
+                [machine, context, _cell(decode, "upstream"), _cell(decode, "value"), _cell(cycle, "upstream"),
+                 _cell(cycle, "value"), _cell(over, "upstream"), _cell(over, "value"), _times(cycle)]
+            )  # fmt: skip
+    return _table(
+        ["machine", "context", "decode ms: upstream", "fork", "cycle ms: upstream", "fork", "cycle / decode: upstream",
+         "fork", "cycle faster by"],
+        rows,
+    )  # fmt: skip
+
+
+def attention_table(headline: Headline) -> str:
+    """The MLA verify kernel by context."""
+    rows = []
+    for machine in _machines(headline, ".mla_verify_us."):
+        for context in _contexts(headline, f"{machine}.mla_verify_us."):
+            verify = headline.get(f"{machine}.mla_verify_us.{context}")
+            ratio = headline.get(f"{machine}.mla_verify3_over_decode1.{context}")
+            rows.append(
+                [machine, context, _cell(verify, "upstream"), _cell(verify, "value"), _times(verify),
+                 _cell(ratio, "upstream"), _cell(ratio, "value")]
+            )  # fmt: skip
+    return _table(
+        [
+            "machine",
+            "context",
+            "verify of 3, us a layer: upstream",
+            "fork",
+            "faster by",
+            "3 tokens / 1 token: upstream",
+            "fork",
+        ],
+        rows,
+    )
+
+
+def headline_table(headline: Headline) -> str:
+    """Every figure with its source row."""
+    rows = [
+        [
+            f"`{name}`",
+            f"{entry['value']:g} {entry['unit']}",
+            _cell(entry, "upstream"),
+            _times(entry),
+            f"`{entry['row']}`",
+        ]
+        for name, entry in headline.items()
+    ]
+    return _table(["figure", "fork", "upstream", "faster by", "raw row"], rows)
+
+
+def demo_table(headline: Headline) -> str:
+    """The demonstration on a CPU."""
+    names = {"accept_length": "accept length", "startup_s": "start-up, s", "tok_s": "tokens a second"}
+    rows = [
+        [label, _cell(headline.get(f"cpu.demo.{key}"), "value")]
+        for key, label in names.items()
+        if f"cpu.demo.{key}" in headline
+    ]
+    return _table(["figure (CPU, shipped model)", "value"], rows)
+
+
+TABLES: dict[str, Callable[[Headline], str]] = {
+    "slice": slice_table,
+    "attention": attention_table,
+    "headline": headline_table,
+    "demo": demo_table,
+}
+
+
+def _machines(headline: Headline, part: str) -> list[str]:
+    return sorted({name.split(".")[0] for name in headline if part in name})
+
+
+def _contexts(headline: Headline, prefix: str) -> list[str]:
+    present = {name.rsplit(".", 1)[1] for name in headline if name.startswith(prefix)}
+    return [context for context in CONTEXTS if context in present]
+
+
+def _cell(entry: Mapping[str, Any] | None, key: str) -> str:
+    value = entry.get(key) if entry else None
+    return "-" if value is None else f"{value:g}"
+
+
+def _times(entry: Mapping[str, Any] | None) -> str:
+    ratio = entry.get("ratio") if entry else None
+    return "-" if ratio is None else f"{ratio:.3g}x"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    if not rows:
+        return EMPTY
+    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    lines.extend("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join(lines)

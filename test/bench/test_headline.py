@@ -1,0 +1,96 @@
+"""The headline follows from the rows, and the README's tables follow from the headline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sglang.bench_verify import headline, tables
+from sglang.bench_verify.environment import Environment
+from sglang.bench_verify.rows import Metric, Results, Row
+
+
+def slice_row(variant: str, context: int, tokens: int, ms: float, started: str = "2026-02-01") -> Row:
+    """A row of the slice: decode where ``tokens`` is 0."""
+    name = "cycle_ms" if tokens else "decode_ms"
+    case = {"context": context, "batch": 1, "draft_tokens": tokens, "backend": "triton"}
+    return Row("slice", "h200", variant, case, {name: Metric.of([ms], "ms")}, started=started)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Results of two files: upstream, and the fork in which one figure was measured twice."""
+    upstream, fork = Results([Environment()]), Results([Environment()])
+    for context, decode, cycle in ((1024, 1.9, 6.0), (65536, 3.0, 156.0)):
+        upstream.add(slice_row("upstream", context, 0, decode))
+        upstream.add(slice_row("upstream", context, 3, cycle))
+    fork.add(slice_row("fork", 1024, 3, 9.0, started="2026-01-01"))
+    fork.add(slice_row("fork", 1024, 0, 1.5))
+    fork.add(slice_row("fork", 1024, 3, 2.4))
+    upstream.save(tmp_path / "a_upstream.json")
+    fork.save(tmp_path / "b_fork.json")
+    return tmp_path
+
+
+def test_names_ratio_and_row(directory: Path) -> None:
+    figures = headline.build(headline.collect(directory))
+    assert figures["h200.slice.cycle_ms.1k"] == {
+        "value": 2.4,
+        "unit": "ms",
+        "upstream": 6.0,
+        "ratio": 2.5,
+        "row": "b_fork.json#2",
+    }
+    over = figures["h200.slice.cycle_over_decode.1k"]
+    assert (over["value"], over["upstream"], over["unit"]) == (1.6, round(6.0 / 1.9, 3), "ratio")
+
+
+def test_the_figure_measured_last_wins_whatever_the_order_in_the_file(directory: Path) -> None:
+    results = Results.load(directory / "b_fork.json")
+    results.rows.reverse()
+    results.save(directory / "b_fork.json")
+    assert headline.build(headline.collect(directory))["h200.slice.cycle_ms.1k"]["value"] == 2.4
+
+
+def test_a_figure_only_upstream_has_is_not_ours_to_quote(directory: Path) -> None:
+    assert "h200.slice.cycle_ms.64k" not in headline.build(headline.collect(directory))
+
+
+def test_rates_count_the_other_way() -> None:
+    rule = headline.Rule("{machine}.demo.tok_s", "demo", "tok_s", lower_is_better=False)
+    rows = [
+        headline.Source(
+            "f.json", index, Row("demo", "cpu", variant, {}, {"tok_s": Metric(value, "tok/s")}), ""
+        )
+        for index, (variant, value) in enumerate((("fork", 30.0), ("upstream", 20.0)))
+    ]
+    assert headline.build(rows, [rule])["cpu.demo.tok_s"]["ratio"] == 1.5
+
+
+def test_tables_are_replaced_between_markers_only(directory: Path) -> None:
+    headline.write(directory)
+    text = "before\n<!-- table: slice -->\nstale\n<!-- /table -->\nafter\n"
+    new = tables.update(text, headline.load(directory))
+    assert new.startswith("before\n") and new.endswith("after\n")
+    assert "stale" not in new and "| h200 | 1k | 1.9 | 1.5 | 6 | 2.4 |" in new
+    assert tables.update(new, headline.load(directory)) == new
+
+
+def test_a_stale_table_fails_the_check(directory: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table: slice -->\n1.0\n<!-- /table -->\n")
+    figures = headline.build(headline.collect(directory))
+    assert not tables.update_file(readme, figures, check=True)
+    assert "1.0" in readme.read_text()
+    assert not tables.update_file(readme, figures)
+    assert tables.update_file(readme, figures, check=True)
+
+
+def test_an_unknown_table_is_named() -> None:
+    with pytest.raises(tables.TableError, match="slise"):
+        tables.update("<!-- table: slise -->\n<!-- /table -->\n", {})
+
+
+def test_the_repository_headline_follows_from_its_rows() -> None:
+    directory = Path(__file__).resolve().parents[2] / "benchmark" / "results"
+    assert headline.load(directory) == headline.build(headline.collect(directory))
