@@ -114,7 +114,9 @@ def build_tree_kernel_efficient_cpu(
         return
     needed = width * (int(verified_seq_len.sum()) + width * bs)
     if tree_mask.numel() < needed:
-        raise ValueError(f"build_tree_kernel_efficient_cpu: mask of {tree_mask.numel()} cells, needs {needed}")
+        raise ValueError(
+            f"build_tree_kernel_efficient_cpu: mask of {tree_mask.numel()} cells, needs {needed}"
+        )
     offset = 0
     for i, seq_len in enumerate(verified_seq_len.tolist()):
         cells = width * (seq_len + width)

@@ -33,7 +33,9 @@ def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Ten
     source = src_loc.numpy()
     target = tgt_loc.numpy()
     if min(source.min(), target.min()) < 0:
-        raise ValueError("copy_all_layer_kv_cache_cpu: negative slot number; -1 marks an empty entry upstream")
+        raise ValueError(
+            "copy_all_layer_kv_cache_cpu: negative slot number; -1 marks an empty entry upstream"
+        )
     rows = int(max(source.max(), target.max())) + 1
     for address, stride in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
         raw = (ctypes.c_uint8 * (rows * stride)).from_address(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def launched_as_server(argv: list[str], original: list[str]) -> bool:
     """
     if "--multiprocessing-fork" in argv or "--multiprocessing-fork" in original:
         return True
-    for flag, name in zip(original, original[1:], strict=False):
+    for flag, name in itertools.pairwise(original):
         if flag == "-m":
             return name == "sglang.launch_server"
     return bool(argv) and Path(argv[0]).name == "sglang"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from sglang.srt.layers.attention.cpu_eagle.plan import AttentionPlan
+from torch import Tensor
 
 __all__ = ["attend"]
 
@@ -99,7 +98,7 @@ def attend(
         values = keys[..., :value_dim] if shared else _gather(value_pool, plan.slots)
         own = query.float().view(bs, plan.query_lens[0], heads, width)
         result = _block(own, keys, values, plan.batched_mask(window), scale, logit_cap)
-        output.copy_(result.view(-1, heads, value_dim))
+        output.view(result.shape).copy_(result)
         return output
 
     start = 0

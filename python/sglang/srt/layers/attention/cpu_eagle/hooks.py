@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.fork import fallbacks
-
 from sglang.srt.layers.attention.cpu_eagle.admission import refusal
 
 __all__ = ["create_attention_backend", "create_draft_decode_backend", "create_draft_extend_backend"]
