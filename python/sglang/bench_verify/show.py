@@ -28,7 +28,9 @@ def print_table(title: str, table: Table) -> None:
         rich.add_column(name, justify="right")
     for line in rows:
         rich.add_row(*line)
-    Console(width=None).print(rich)
+    console = Console()
+    # A log file has no width; a table squeezed to 80 columns says nothing.
+    (console if console.is_terminal else Console(width=170)).print(rich)
 
 
 def slice_rows(rows: Sequence[Row]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,19 @@ class Shape:
     groups_per_token: int = 1
     routed_scale: float = 1.0
     rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+
+
+def _yarn(factor: float, beta_fast: float) -> dict[str, Any]:
+    return {
+        "type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": beta_fast,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
 
 
 NAMED = {
@@ -64,6 +78,7 @@ NAMED = {
         vocabulary=163840,
         routed_scale=2.827,
         rope_theta=50000.0,
+        rope_scaling=_yarn(64.0, 1.0),
     ),
     "deepseek-v3": Shape(
         name="deepseek-v3",
@@ -86,6 +101,7 @@ NAMED = {
         groups=8,
         groups_per_token=4,
         routed_scale=2.5,
+        rope_scaling=_yarn(40.0, 32.0),
     ),
 }
 
@@ -127,6 +143,7 @@ def find(name: str) -> Shape:
             groups_per_token=config.get("topk_group") or 1,
             routed_scale=config.get("routed_scaling_factor", 1.0),
             rope_theta=config.get("rope_theta", 10000.0),
+            rope_scaling=config.get("rope_scaling"),
         )
     except KeyError as error:
         raise ShapeError(
@@ -207,6 +224,7 @@ def target_config(shape: Shape, dtype: str = "bfloat16", context: int = 262144) 
         "attention_bias": False,
         "num_nextn_predict_layers": 0,
         "ep_size": 1,
+        "rope_scaling": None if shape.rope_scaling is None else dict(shape.rope_scaling),
     }
 
 
