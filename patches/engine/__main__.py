@@ -1,0 +1,7 @@
+"""Entry point of ``python -m patches.engine``."""
+
+import sys
+
+from patches.engine.cli import main
+
+sys.exit(main())

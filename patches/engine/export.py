@@ -1,0 +1,189 @@
+"""Writes the series as git-format patches against clean upstream, and proves that they apply.
+
+Patches are build products: they hold upstream's context lines and are never committed here. The version
+stamp and the baked topic list are packaging and stay out of them; without that list ``sglang.fork`` counts
+every topic as in force.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import textwrap
+import zipfile
+from pathlib import Path
+
+from patches.engine.compose import PACKAGE
+from patches.engine.errors import EngineError
+from patches.engine.fetch import fetch, pick
+from patches.engine.model import Sources, Topic
+from patches.engine.patcher import check_pins, patch
+from patches.engine.project import Project
+from patches.engine.survey import archive_sources
+
+REST = "overlay"
+_AUTHOR = "fast-verify fork <fork@invalid>"
+_DATE = "2026-01-01T00:00:00+0000"
+
+
+def export(project: Project, *, wheel_directory: Path | None = None) -> list[Path]:
+    """Write ``build/export/NNNN-topic.patch`` for every topic in force, in series order.
+
+    Overlay files that no topic owns come last, in a patch of their own.
+
+    Raises:
+        EngineError: a patch does not apply to clean upstream, or what it gives does not compile.
+    """
+    pins = project.pins()
+    topics = project.topics()
+    archive = fetch(pins, pick(pins), wheel_directory)
+    sources = archive_sources(archive)
+    check_pins(topics, sources, pins.files, pins.base)
+    needed = [
+        result.topic for result in patch(topics, sources, pins.base).topics if result.state == "applied"
+    ]
+    owned = _ownership(needed, project.overlay())
+    target = project.build / "export"
+    try:
+        project.build.mkdir(parents=True, exist_ok=True)
+        scratch_home = tempfile.TemporaryDirectory(prefix=".exporting-", dir=project.build)
+    except OSError as error:
+        raise EngineError(f"the build folder {project.build} cannot be written ({error.strerror})") from error
+    with scratch_home as scratch:
+        made = Path(scratch) / "patches"
+        made.mkdir()
+        _write_series(Path(scratch) / "tree", made, needed, owned, sources, pins.base)
+        patches = sorted(made.iterdir())
+        _prove(Path(scratch) / "clean", archive, patches, _expected(needed, owned, sources, pins.base))
+        if target.exists():
+            shutil.rmtree(target)
+        os.rename(made, target)
+    return sorted(target.iterdir())
+
+
+def _ownership(topics: list[Topic], overlay: dict[str, Path]) -> dict[str, dict[str, Path]]:
+    """Overlay files by owning topic; REST holds those without one."""
+    owned: dict[str, dict[str, Path]] = {name: {} for name in (*(topic.name for topic in topics), REST)}
+    for name, path in overlay.items():
+        for topic in topics:
+            if any(name == own or (own.endswith("/") and name.startswith(own)) for own in topic.overlay):
+                owned[topic.name][name] = path
+                break
+        else:
+            owned[REST][name] = path
+    return owned
+
+
+def message(topic: Topic, base: str) -> str:
+    """The commit message of a topic's patch."""
+    subject = f"{topic.name}: {topic.why.strip().split('. ')[0].rstrip('.')}"
+    parts = [textwrap.shorten(subject, 100, placeholder=" ..."), textwrap.fill(topic.why.strip(), 76)]
+    parts.append(f"Upstream: {topic.upstream}\nRetire when: {topic.retire_when}\nBase: sglang {base}")
+    if topic.not_needed is not None:
+        parts[-1] += f"\nNot needed once: {topic.not_needed.describe()}"
+    return "\n\n".join(parts) + "\n"
+
+
+def _write_series(
+    tree: Path,
+    made: Path,
+    topics: list[Topic],
+    owned: dict[str, dict[str, Path]],
+    sources: Sources,
+    base: str,
+) -> None:
+    """Commit clean upstream files, then each topic on top, and format every topic's commit."""
+    tree.mkdir()
+    _git(tree, "init", "--quiet")
+    for file in sorted({file for topic in topics for file in topic.files}):
+        _put(tree, file, sources.files[file])
+    _commit(tree, f"sglang {base}")
+    steps = [(topic.name, message(topic, base)) for topic in topics]
+    if owned[REST]:
+        steps.append((REST, f"{REST}: modules that no topic owns\n\nBase: sglang {base}\n"))
+    for number, (name, text) in enumerate(steps, 1):
+        for file, data in patch(topics[:number], sources, base).files.items():
+            _put(tree, file, data)
+        for file, path in owned[name].items():
+            _put(tree, file, path.read_bytes())
+        _commit(tree, text)
+        formatted = _git(
+            tree,
+            "format-patch",
+            "-1",
+            "--stdout",
+            "--zero-commit",
+            "--no-signature",
+            "--full-index",
+            "--binary",
+            f"--subject-prefix=PATCH {number}/{len(steps)}",
+        )
+        (made / f"{number:04d}-{name}.patch").write_bytes(formatted)
+
+
+def _expected(
+    topics: list[Topic], owned: dict[str, dict[str, Path]], sources: Sources, base: str
+) -> dict[str, bytes]:
+    files = dict(patch(topics, sources, base).files)
+    for group in owned.values():
+        files |= {name: path.read_bytes() for name, path in group.items()}
+    return files
+
+
+def _prove(clean: Path, archive: Path, patches: list[Path], expected: dict[str, bytes]) -> None:
+    """Apply the patches in order to a clean unpacked wheel, then compare and compile what they gave."""
+    clean.mkdir()
+    with zipfile.ZipFile(archive) as wheel:
+        wheel.extractall(clean, [name for name in wheel.namelist() if name.startswith(f"{PACKAGE}/")])
+    # A repository of its own: inside a checkout, `git apply` would skip paths outside its index.
+    _git(clean, "init", "--quiet")
+    for item in patches:
+        _git(clean, "apply", "--check", str(item.resolve()))
+        _git(clean, "apply", str(item.resolve()))
+    for file, data in expected.items():
+        place = clean / file
+        if not place.is_file() or place.read_bytes() != data:
+            raise EngineError(f"exported patches give another {file} than composing does")
+        if file.endswith(".py"):
+            try:
+                compile(data, file, "exec", dont_inherit=True)
+            except SyntaxError as error:
+                raise EngineError(f"{file} does not compile after the exported patches: {error}") from error
+
+
+def _put(tree: Path, file: str, data: bytes) -> None:
+    place = tree / file
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(data)
+
+
+def _commit(tree: Path, text: str) -> None:
+    _git(tree, "add", "--all", "--force")
+    _git(tree, "commit", "--quiet", "--allow-empty", "--cleanup=verbatim", "--file=-", stdin=text)
+
+
+def _git(tree: Path, *arguments: str, stdin: str | None = None) -> bytes:
+    """Run git apart from the user's and the machine's settings, with a fixed author and date."""
+    name, _, address = _AUTHOR.partition(" <")
+    identity = {"NAME": name, "EMAIL": address.rstrip(">"), "DATE": _DATE}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment |= {
+        f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in identity.items()
+    }
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
+    command = ["git", "-C", str(tree), *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            input=None if stdin is None else stdin.encode(),
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise EngineError("git is not installed: export needs it") from error
+    if done.returncode != 0:
+        raise EngineError(f"git {arguments[0]} failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
