@@ -33,6 +33,8 @@ class Case:
     dtype: str = "fp32"
     scale: float = 1.0
     page_size: int = 1
+    mixed: bool = False
+    window: int | None = None
 
 
 def comparisons() -> Iterator[Case]:
@@ -57,6 +59,9 @@ def replays() -> Iterator[Case]:
         yield Case(f"graph-{mode}-mla", mode, "mla", ())
         yield Case(f"graph-{mode}-gqa", mode, "gqa", (), step=1 if mode == "draft_decode" else 0)
 
+    yield Case("graph-verify-mixed", "verify", "gqa", (), mixed=True)
+    yield Case("graph-decode-mixed", "decode", "mla", (), mixed=True)
+
 
 REPLAY_BATCHES = ((3, 9, 1, 4), (150,), (2, 101), (1, 1, 64), (17, 5, 33, 128))
 
@@ -76,12 +81,14 @@ def replay(case: Case, args: Any) -> dict[str, Any]:
     """The same over a captured shape; the expected output is the stock path run eagerly on each live batch."""
     setup = _build(case, args)
     _reset()
-    graph = drive.Graph(setup, drive.MAX_BATCH)
+    graph = drive.Graph(setup, drive.MAX_BATCH, mixed=case.mixed)
     worst = 0.0
     for prefixes in REPLAY_BATCHES:
         batch = drive.live_batch(setup, list(prefixes))
         given = drive.inputs(setup, len(prefixes))
-        expected = drive.stock(setup, lambda b=batch, g=given: drive.eager(setup, b, g)) if setup.bindings else None
+        expected = (
+            drive.stock(setup, lambda b=batch, g=given: drive.eager(setup, b, g)) if setup.bindings else None
+        )
         got = graph.replay(batch, given)
         if not bool(torch.isfinite(got).all()):
             return _verdict(got, got) | {"error": float("inf")}
@@ -100,6 +107,8 @@ def _build(case: Case, args: Any) -> drive.Setup:
         dtype=DTYPES[case.dtype],
         scale=case.scale,
         page_size=case.page_size,
+        window=case.window,
+        **({"sliding_window_size": case.window} if case.window else {}),
     )
 
 
@@ -124,7 +133,9 @@ def _verdict(got: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
 
 def _refused(name: str, mode: str, change: Callable[[drive.Setup, Any], dict[str, Any]], **build: Any) -> Any:
     def run(args: Any) -> dict[str, Any]:
-        setup = _build(replace(Case(name, mode), **{k: v for k, v in build.items() if k in Case.__annotations__}), args)
+        setup = _build(
+            replace(Case(name, mode), **{k: v for k, v in build.items() if k in Case.__annotations__}), args
+        )
         batch = drive.live_batch(setup, [5, 1, 37])
         given = drive.inputs(setup, 3)
         extra = change(setup, batch)
@@ -179,6 +190,12 @@ def _backend(reason: str) -> Callable[[drive.Setup, Any], dict[str, Any]]:
     return change
 
 
+def _rows(setup: drive.Setup, batch: Any) -> dict[str, Any]:
+    batch.spec_info.draft_token_num = 2
+    batch.spec_info.custom_mask = rig.chain_mask([5, 1, 37], 2)
+    return {}
+
+
 REFUSALS = dict(
     [
         _refused("topk 2", "verify", _tree),
@@ -186,12 +203,45 @@ REFUSALS = dict(
         _refused("sinks", "verify", _sinks),
         _refused("sinks-decode", "decode", _sinks),
         _refused("cross", "verify", _layer(is_cross_attention=True)),
+        _refused("window", "decode", _layer(), window=5),
         _refused("temperature", "decode", _layer(xai_temperature_len=16)),
+        _refused("rows", "verify", _rows),
         _refused("front", "draft_extend", _front),
         _refused("alone", "draft_decode", _alone),
         _refused("deterministic", "decode", _backend("deterministic inference")),
     ]
 )
+
+
+def sabotage(mode: str, args: Any) -> dict[str, Any]:
+    """The comparison with every length one short; the test demands a difference."""
+    from sglang.srt.layers.attention.verify import hooks
+
+    honest = hooks.locate
+
+    def short(*positional: Any, **named: Any) -> Any:
+        call = honest(*positional, **named)
+        return replace(call, context=replace(call.context, seq_lens=call.context.seq_lens - 1))
+
+    hooks.locate = short
+    try:
+        return compare(Case(f"sabotage-{mode}", mode, prefixes=(5, 2, 37)), args)
+    finally:
+        hooks.locate = honest
+
+
+def identity(args: Any) -> dict[str, Any]:
+    """Which methods of the backend are wrapped, and whether an instance is bound."""
+    from sglang.srt.layers.attention import triton_backend
+
+    methods = {
+        f"{owner.__name__}.{name}": member
+        for owner in (triton_backend.TritonAttnBackend, triton_backend.TritonMultiStepDraftBackend)
+        for name, member in vars(owner).items()
+    }
+    wrapped = sorted(name for name, member in methods.items() if hasattr(member, "__wrapped__"))
+    setup = _build(Case("identity", "verify"), args)
+    return {"wrapped": wrapped, "bound": bool(setup.bindings)}
 
 
 def main() -> None:
@@ -204,6 +254,11 @@ def main() -> None:
         if "replays" in groups:
             for case in replays():
                 _print(case.name, lambda c=case: replay(c, args), asdict(case))
+        if "sabotage" in groups:
+            for mode in MODES:
+                _print(f"sabotage-{mode}", lambda m=mode: sabotage(m, args), {})
+        if "identity" in groups:
+            _print("identity", lambda: identity(args), {})
         if "refusals" in groups:
             for name, run in REFUSALS.items():
                 _print(f"refused-{name}", lambda r=run: r(args), {})

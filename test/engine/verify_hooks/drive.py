@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +40,7 @@ class Setup:
 
 def build(
     arch: rig.Arch, mode: str, server_args: Any, *, tokens: int = 3, step: int = 0, dtype: torch.dtype, seed: int = 0,
-    scale: float = 1.0, page_size: int = 1, **layer: Any,
+    scale: float = 1.0, page_size: int = 1, window: int | None = None, **layer: Any,
 ) -> Setup:  # fmt: skip
     """A fresh backend for ``mode`` (verify, draft_extend, decode or draft_decode)."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend, TritonMultiStepDraftBackend
@@ -49,6 +49,7 @@ def build(
     pool = rig.Pool(arch, dtype, generator, scale)
     draft = mode.startswith("draft")
     runner = rig.model_runner(arch, pool, server_args, draft=draft, page_size=page_size)
+    runner.sliding_window_size = window
     decoder = None
     if mode == "draft_decode":
         decoder = TritonMultiStepDraftBackend(runner, 1, DRAFT_STEPS)
@@ -73,7 +74,9 @@ def _spec_info(setup: Setup, prefixes: list[int]) -> Any:
 def _forward_mode(setup: Setup) -> Any:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    names = dict(verify="TARGET_VERIFY", draft_extend="DRAFT_EXTEND_V2", decode="DECODE", draft_decode="DECODE")
+    names = dict(
+        verify="TARGET_VERIFY", draft_extend="DRAFT_EXTEND_V2", decode="DECODE", draft_decode="DECODE"
+    )
     return ForwardMode[names[setup.mode]]
 
 
@@ -167,8 +170,8 @@ class Graph:
     same tensor objects has the same meaning, so stale or wrong static buffers show up here too.
     """
 
-    def __init__(self, setup: Setup, size: int) -> None:
-        self.setup, self.size = setup, size
+    def __init__(self, setup: Setup, size: int, *, mixed: bool = False) -> None:
+        self.setup, self.size, self.mixed = setup, size, mixed
         rows = size * setup.tokens
         live = live_batch(setup, [1] * size)
         self.static = SimpleNamespace(
@@ -187,7 +190,18 @@ class Graph:
         self.metadata = setup.backend.forward_metadata
 
     def run(self) -> torch.Tensor:
-        return attend(self.setup, self.batch, self.given)
+        """All attention calls of the graph; of several draft steps, the one under test is returned."""
+        if self.mixed:
+            # A layer that stays on the stock kernel needs upstream's metadata at every replay.
+            kept = stock(self.setup, lambda: attend(self.setup, self.batch, self.given))
+            attend(self.setup, self.batch, self.given)
+            return kept
+        if self.setup.decoder is None:
+            return attend(self.setup, self.batch, self.given)
+        outputs = []
+        for step, backend in enumerate(self.setup.decoder.attn_backends):
+            outputs.append(attend(replace(self.setup, backend=backend, step=step), self.batch, self.given))
+        return outputs[self.setup.step]
 
     def replay(self, batch: Any, given: Inputs) -> torch.Tensor:
         """Copy a live batch in, pad the rest as upstream's runners do, refresh metadata, run the closure."""
@@ -205,10 +219,11 @@ class Graph:
         spec_info = batch.spec_info
         if self.setup.mode == "draft_extend":
             spec_info.extend_seq_lens_tensor = torch.full((self.size,), self.setup.tokens, dtype=torch.int32)
-        view = SimpleNamespace(**(vars(batch) | vars(buffers) | {"batch_size": self.size, "spec_info": spec_info}))
+        view = SimpleNamespace(
+            **(vars(batch) | vars(buffers) | {"batch_size": self.size, "spec_info": spec_info})
+        )
         view.seq_lens_sum = None
         target = self.setup.decoder or self.setup.backend
         target.init_forward_metadata_out_graph(view)
         self.setup.backend.forward_metadata = self.metadata
         return self.run()[:rows]
-

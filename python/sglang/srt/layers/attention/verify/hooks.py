@@ -138,6 +138,15 @@ def init_metadata_out_graph(
     return original(backend, forward_batch, in_capture=in_capture)
 
 
+def _layer_refusal(layer: Any) -> str | None:
+    """What the stock kernels are not told about a layer but go by, through the metadata they are handed."""
+    if layer.is_cross_attention:
+        return "cross attention"
+    if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
+        return "sliding window"
+    return None
+
+
 def _attend(
     original: Original,
     backend: Any,
@@ -154,8 +163,10 @@ def _attend(
         return original(backend, q, k, v, layer, forward_batch, *args, **kw)
     rows = int(q.shape[0])
     call = locate(forward_batch, binding.req_to_token, rows, topk=binding.topk, draft_step=binding.draft_step)
-    if call is not None and binding.refusal is not None:
-        call = Refusal(call.mode, binding.refusal)
+    if call is not None:
+        reason = binding.refusal or _layer_refusal(layer)
+        if reason is not None:
+            call = Refusal(call.mode, reason)
     if call is None or isinstance(call, Refusal):
         if call is not None:
             binding.refuse(call)
