@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from sglang.srt.layers.attention.verify.context import KVContext
-from sglang.srt.layers.attention.verify.plain import attend_plain
+from sglang.srt.layers.attention.verify.launch import Operands, attend
 from sglang.srt.layers.attention.verify.plan import SplitPlan
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
@@ -31,4 +31,6 @@ def gqa_attention(
     ``v_scale`` multiply fp8 pools. ``logit_cap`` > 0 applies cap * tanh(score / cap).
     Raises ValueError on any mismatch, before anything is launched.
     """
-    attend_plain(q, k_pool, v_pool, out, context, plan, sm_scale, k_scale, v_scale, logit_cap, lse)
+    attend(
+        plan, workspace, Operands(q, k_pool, v_pool, out, lse), context, sm_scale, k_scale, v_scale, logit_cap
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from sglang.srt.layers.attention.verify.context import KVContext
-from sglang.srt.layers.attention.verify.plain import attend_plain
+from sglang.srt.layers.attention.verify.launch import Operands, attend
 from sglang.srt.layers.attention.verify.plan import SplitPlan
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
@@ -28,6 +28,7 @@ def mla_attention(
     natural log. ``k_scale`` multiplies an fp8 cache (stored = true / k_scale), keys and values alike.
     Raises ValueError on any mismatch, before anything is launched.
     """
-    attend_plain(
-        q, latent, latent[..., : out.shape[-1]], out, context, plan, sm_scale, k_scale, k_scale, 0.0, lse
-    )
+    if latent.dim() == 2:
+        latent = latent[:, None]
+    value = latent[..., : plan.request.v_dim]
+    attend(plan, workspace, Operands(q, latent, value, out, lse), context, sm_scale, k_scale, k_scale, 0.0)

@@ -1,15 +1,31 @@
-"""How to run an admitted call: tile, warps, stages and the number of KV splits, with the reason in words."""
+"""How to run an admitted call: tile, warps, stages and KV splits, with the reason in words.
+
+A plan depends on nothing that changes between replays of a captured graph. Lengths act on the device
+(``schedule``): the plan only bounds how many work items they can produce.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import triton
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
+from sglang.srt.layers.attention.verify.table import (
+    Merge,
+    Splits,
+    Tile,
+    arch_family,
+    choose_merge,
+    choose_splits,
+    choose_tile,
+)
+
+MEASURED_FAMILIES = ("sm_90",)
 
 
 @dataclass(frozen=True)
 class DeviceTraits:
-    """What a plan depends on about the device: ``capability`` (0, 0) means Triton's interpreter."""
+    """What a plan depends on about the device: ``capability`` (0, 0) is a CPU."""
 
     capability: tuple[int, int]
     sm_count: int
@@ -17,30 +33,80 @@ class DeviceTraits:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """One launch configuration; hashable, valid for every length up to the request table's width.
+    """One launch configuration; hashable, valid for every length.
 
-    ``max_splits`` is the split dimension of the (fixed) grid; the number used is decided on the device as
-    min(max_splits, ceil(length / (block_n * min_tiles))). ``use`` says whether policy prefers this path over
-    the stock kernel; ``reason`` explains tile, splits and ``use`` in one line.
+    ``target`` is the number of chunks the device code aims for, ``items`` the most work items it can produce
+    (split dimension of the grid and of the workspace). ``use`` says whether policy prefers this path over the
+    stock kernel; ``reason`` explains tile, splits and ``use`` in one line.
     """
 
     request: AttentionRequest
-    max_splits: int
-    min_tiles: int
-    block_n: int
-    block_r: int
+    tile: Tile
+    splits: Splits
+    merge: Merge
+    target: int
+    items: int
     row_blocks: int
-    num_warps: int
-    num_stages: int
+    early_merge: bool
     use: bool
     reason: str
 
 
+def device_traits(device_index: int = 0) -> DeviceTraits:
+    """Traits of a CUDA device, or of the CPU when there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return DeviceTraits((0, 0), 4)
+    properties = torch.cuda.get_device_properties(device_index)
+    return DeviceTraits((properties.major, properties.minor), properties.multi_processor_count)
+
+
+def prefer(request: AttentionRequest, family: str) -> tuple[bool, str]:
+    """Is the split-KV path expected to be faster than the stock one? Says nothing about correctness."""
+    if request.tokens > 1:
+        return True, "verify would otherwise walk the prefix serially"
+    if family == "interpreter":
+        return True, "interpreter"
+    if family not in MEASURED_FAMILIES:
+        return False, f"decode not measured on {family}"
+    if request.kind == "mla":
+        return True, "decode with latent cache, faster at every measured length"
+    return False, "stock decode kernel already splits the keys"
+
+
 def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int) -> SplitPlan:
-    """Plan for ``request`` on ``device``; ``max_context`` bounds the length (tokens) of any request."""
-    block_n, block_r = 64, 32
-    row_blocks = -(-request.rows // block_r)
-    programs = request.batch * row_blocks * request.kv_heads
-    tiles = -(-max_context // block_n)
-    max_splits = max(1, min(tiles, -(-device.sm_count // programs)))
-    return SplitPlan(request, max_splits, 1, block_n, block_r, row_blocks, 4, 2, True, "placeholder table")
+    """Plan for an admitted ``request``; ``max_context`` bounds the length of any request, in tokens."""
+    if max_context < 1:
+        raise ValueError(f"max_context is {max_context}, needs at least 1")
+    family = arch_family(device.capability)
+    main_dim = request.v_dim
+    tile = choose_tile(
+        family, request.kind, request.rows, main_dim, request.kv_dtype.itemsize, request.mask == "none"
+    )
+    if family == "interpreter" and not triton.knobs.runtime.interpret:
+        tile = Tile("plain", tile.block_n, tile.block_r, 1, 1)
+    splits = choose_splits(family, request.kind)
+    row_blocks = -(-request.rows // tile.block_r)
+    capacity = max(1, device.sm_count * splits.per_sm // (row_blocks * request.kv_heads))
+    # Rounding adds up to one item a request; leave room for it so that one wave stays one wave.
+    target = max(capacity - (request.batch - 1), -(-capacity // 2), 1)
+    most_a_request = -(-max_context // min(splits.min_keys, splits.short_min))
+    items = min(target + request.batch - 1, request.batch * most_a_request)
+    use, why = prefer(request, family)
+    reason = (
+        f"{family} {tile.kernel} {tile.block_n}x{tile.block_r} w{tile.num_warps} s{tile.num_stages}, "
+        f"{items} items for {device.sm_count} SMs, {request.rows} rows in {row_blocks}; {why}"
+    )
+    return SplitPlan(
+        request,
+        tile,
+        splits,
+        choose_merge(family, request.v_dim),
+        target,
+        items,
+        row_blocks,
+        device.capability >= (9, 0),
+        use,
+        reason,
+    )

@@ -9,22 +9,28 @@ from sglang.srt.layers.attention.verify.plan import SplitPlan
 
 
 class VerifyWorkspace:
-    """Partial outputs (fp32) and partial log-sum-exps (fp32) of every split of every row.
+    """Partial outputs and base-2 log-sum-exps (fp32) of every work item of every row.
 
     Size it for the largest plan of the process (``for_plans``). One workspace serves calls that run one after
     the other on one stream: all layers of a model share it. Graphs that may run concurrently need their own.
     Its contents carry nothing from one call to the next.
     """
 
-    def __init__(self, partial_elements: int, lse_elements: int, device: torch.device | str) -> None:
-        self.partial = torch.empty(max(partial_elements, 1), dtype=torch.float32, device=device)
+    def __init__(
+        self,
+        partial_elements: int,
+        lse_elements: int,
+        device: torch.device | str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.partial = torch.empty(max(partial_elements, 1), dtype=dtype, device=device)
         self.lse = torch.empty(max(lse_elements, 1), dtype=torch.float32, device=device)
 
     @staticmethod
     def elements(plan: SplitPlan) -> tuple[int, int]:
         """(partial output elements, partial LSE elements) that ``plan`` needs."""
         r = plan.request
-        rows = r.batch * plan.max_splits * r.tokens * r.q_heads
+        rows = plan.items * r.tokens * r.q_heads
         return rows * r.v_dim, rows
 
     @classmethod

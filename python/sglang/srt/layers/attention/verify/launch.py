@@ -1,0 +1,167 @@
+"""Checks a call against its plan and launches the two stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from sglang.srt.layers.attention.verify.context import KVContext
+from sglang.srt.layers.attention.verify.merge import merge_kernel
+from sglang.srt.layers.attention.verify.plain import attend_plain
+from sglang.srt.layers.attention.verify.plan import SplitPlan
+from sglang.srt.layers.attention.verify.split import split_kernel
+from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Tensors of one call: q [rows, heads, qk dim], k and v [slots, kv heads, dim], out [rows, heads, v dim]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor | None
+
+
+def _expect(ok: bool, what: str) -> None:
+    if not ok:
+        raise ValueError(what)
+
+
+def check_operands(plan: SplitPlan, x: Operands) -> None:
+    """Raise ValueError when shapes, dtypes or strides are not what ``plan`` was made for."""
+    r = plan.request
+    rows = r.batch * r.tokens
+    _expect(
+        tuple(x.q.shape) == (rows, r.q_heads, r.qk_dim),
+        f"q is {tuple(x.q.shape)}, plan needs ({rows}, {r.q_heads}, {r.qk_dim}): "
+        f"{r.batch} requests of {r.tokens} tokens",
+    )
+    _expect(
+        tuple(x.out.shape) == (rows, r.q_heads, r.v_dim),
+        f"out is {tuple(x.out.shape)}, plan needs ({rows}, {r.q_heads}, {r.v_dim})",
+    )
+    for name, pool, dim in (("k", x.k, r.qk_dim), ("v", x.v, r.v_dim)):
+        _expect(
+            pool.dim() == 3 and tuple(pool.shape[1:]) == (r.kv_heads, dim),
+            f"{name} pool is {tuple(pool.shape)}, plan needs (slots, {r.kv_heads}, {dim})",
+        )
+        _expect(pool.dtype == r.kv_dtype, f"{name} pool is {pool.dtype}, plan was made for {r.kv_dtype}")
+        _expect(pool.stride(2) == 1, f"{name} pool rows must be contiguous, stride is {pool.stride(2)}")
+    _expect(x.q.dtype == r.q_dtype, f"q is {x.q.dtype}, plan was made for {r.q_dtype}")
+    _expect(x.q.stride(2) == 1, f"q rows must be contiguous, stride is {x.q.stride(2)}")
+    _expect(x.out.is_contiguous(), "out must be contiguous")
+    if x.lse is not None:
+        _expect(
+            tuple(x.lse.shape) == (rows, r.q_heads)
+            and x.lse.dtype == torch.float32
+            and x.lse.is_contiguous(),
+            f"lse is {tuple(x.lse.shape)} {x.lse.dtype}, needs contiguous float32 ({rows}, {r.q_heads})",
+        )
+
+
+def check_mask(plan: SplitPlan, context: KVContext) -> None:
+    """Raise ValueError when the context's mask is not the one the plan was made for."""
+    have = "none" if context.tree_mask is None else "qlen" if context.mask_indptr is None else "full"
+    wanted = plan.request.mask
+    _expect(have == wanted, f"context has mask layout {have!r}, plan was made for {wanted!r}")
+
+
+def attend(
+    plan: SplitPlan,
+    workspace: VerifyWorkspace,
+    x: Operands,
+    context: KVContext,
+    sm_scale: float,
+    k_scale: float,
+    v_scale: float,
+    logit_cap: float,
+) -> None:
+    """Check, then launch split and merge on the current stream."""
+    r = plan.request
+    check_operands(plan, x)
+    context.check(r.batch, r.tokens)
+    check_mask(plan, context)
+    workspace.check(plan)
+    _expect(
+        (logit_cap > 0) == (r.logit_cap > 0),
+        f"logit cap {logit_cap} but the plan was made for {r.logit_cap}",
+    )
+    if r.kv_dtype.itemsize > 1:
+        k_scale = v_scale = 1.0
+    if plan.tile.kernel == "plain":
+        attend_plain(x.q, x.k, x.v, x.out, context, plan, sm_scale, k_scale, v_scale, logit_cap, x.lse)
+        return
+
+    has_table = context.req_to_token is not None
+    table = context.req_to_token if context.req_to_token is not None else context.kv_indices
+    assert table is not None
+    unused = context.seq_lens
+    requests = context.req_pool_indices if context.req_pool_indices is not None else unused
+    indptr = context.kv_indptr if context.kv_indptr is not None else unused
+    lse = x.lse if x.lse is not None else workspace.lse
+    stride_table = context.req_to_token.stride(0) if context.req_to_token is not None else 0
+    schedule = {
+        "TOKENS": r.tokens,
+        "BATCH_LANES": triton.next_power_of_2(r.batch),
+        "LENS_INCLUDE_NEW": context.lens_include_new,
+        "HAS_TABLE": has_table,
+        "HAS_LSE": x.lse is not None,
+        "GRAIN": plan.splits.grain,
+        "MIN_KEYS": plan.splits.min_keys,
+        "SHORT_KEYS": plan.splits.short_keys,
+        "SHORT_MIN": plan.splits.short_min,
+        "EARLY_MERGE": plan.early_merge,
+    }
+    if plan.tile.kernel == "hopper":
+        from sglang.srt.layers.attention.verify.hopper import mla_split_kernel
+
+        mla_split_kernel[(plan.items, plan.row_blocks)](
+            x.q, x.k, x.out, lse, workspace.partial, workspace.lse,
+            context.seq_lens, requests, table, indptr,
+            stride_table, x.q.stride(0), x.q.stride(1), x.k.stride(0),
+            sm_scale * k_scale, v_scale, r.batch, plan.target,
+            HEADS=r.q_heads,
+            BLOCK_R=plan.tile.block_r,
+            FP8=r.kv_dtype.itemsize == 1,
+            RAW_STAGES=plan.tile.num_stages,
+            num_warps=plan.tile.num_warps,
+            **schedule,
+        )  # fmt: skip
+    else:
+        mla = r.kind == "mla"
+        mask = context.tree_mask
+        split_kernel[(plan.items, plan.row_blocks * r.kv_heads)](
+            x.q, x.k, x.v, x.out, lse, workspace.partial, workspace.lse,
+            context.seq_lens, requests, table, indptr,
+            unused if mask is None else mask.view(torch.uint8),
+            unused if context.mask_indptr is None else context.mask_indptr,
+            stride_table, x.q.stride(0), x.q.stride(1), x.k.stride(0), x.k.stride(1), x.v.stride(0), x.v.stride(1),
+            sm_scale * k_scale, v_scale, logit_cap if logit_cap > 0 else 1.0, r.batch, plan.target,
+            Q_HEADS=r.q_heads,
+            GROUP=r.group,
+            DIM=r.v_dim,
+            BLOCK_D=triton.next_power_of_2(r.v_dim),
+            EXTRA=r.qk_dim - r.v_dim,
+            SHARED_KV=mla,
+            BLOCK_N=plan.tile.block_n,
+            BLOCK_R=plan.tile.block_r,
+            ROW_BLOCKS=plan.row_blocks,
+            MASK_LAYOUT={"none": 0, "qlen": 1, "full": 2}[r.mask],
+            HAS_CAP=logit_cap > 0,
+            num_warps=plan.tile.num_warps,
+            num_stages=plan.tile.num_stages,
+            **schedule,
+        )  # fmt: skip
+    merge_kernel[(r.batch * r.tokens * r.q_heads, triton.cdiv(r.v_dim, plan.merge.block_d))](
+        workspace.partial, workspace.lse, x.out, lse, context.seq_lens, requests, r.batch, plan.target,
+        Q_HEADS=r.q_heads,
+        DIM=r.v_dim,
+        BLOCK_D=plan.merge.block_d,
+        BLOCK_S=plan.merge.block_s,
+        num_warps=plan.merge.num_warps,
+        launch_pdl=plan.early_merge,
+        **schedule,
+    )  # fmt: skip
