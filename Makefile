@@ -24,7 +24,7 @@ ifdef PIP_CERT
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help compose pin check-patches check-forward export wheel venv dev test lint format clean
+.PHONY: readme-tables help compose pin check-patches check-forward export wheel venv dev test lint format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -72,6 +72,10 @@ lint: $(READY)  ## ruff and mypy
 format: $(READY)  ## let ruff format and fix
 	$(IN_VENV) -m ruff check --fix .
 	$(IN_VENV) -m ruff format .
+
+readme-tables:  ## benchmark rows -> headline.json -> the marked tables of README and docs
+	PYTHONPATH=python $(PYTHON) -m sglang.bench_verify headline
+	PYTHONPATH=python $(PYTHON) -m sglang.bench_verify tables README.md docs/*.md
 
 clean:  ## remove build products; the venv and the wheel cache stay
 	rm -rf build dist
