@@ -102,8 +102,10 @@ def acs(facts: Mapping[str, Any], mode: str) -> list[Finding]:
         return [note("acs", f"not known: {found.get('error', 'no PCI facts')}")]
     slots = pci.redirecting(devices)
     if slots:
-        more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
-        text = f"bridge {slots[0]}{more} sends peer traffic up to the processor (ReqRedir or CmpltRedir on)"
+        text = (
+            f"peer traffic is sent up to the processor by {len(slots)} bridge(s) (first: {slots[0]}, ReqRedir or "
+            "CmpltRedir on)"
+        )
         cure = (
             "switch ACS off in the firmware, or at each start with "
             f"`setpci -s {slots[0].removeprefix('0000:')} ECAP_ACS+0x6.w=0000`"

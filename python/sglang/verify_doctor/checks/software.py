@@ -16,39 +16,12 @@ CPU_LOCK = "requirements/cpu.txt"
 CORE = frozenset({"torch", "transformers", "triton", "xgrammar"})
 CORE_GPU = frozenset({"flashinfer-python", "sglang-kernel"})
 # What serving imports on a CPU; the wheel asks for much more, most of it for GPUs.
-CPU_NEEDS = frozenset(
-    [
-        "aiohttp",
-        "apache-tvm-ffi",
-        "compressed-tensors",
-        "dill",
-        "einops",
-        "fastapi",
-        "gguf",
-        "ipython",
-        "msgspec",
-        "numpy",
-        "openai",
-        "orjson",
-        "partial-json-parser",
-        "pillow",
-        "psutil",
-        "pybase64",
-        "pydantic",
-        "python-multipart",
-        "pyzmq",
-        "requests",
-        "sentencepiece",
-        "setproctitle",
-        "soundfile",
-        "torch",
-        "torchvision",
-        "transformers",
-        "uvicorn",
-        "uvloop",
-        "xgrammar",
-    ]
-)
+_CPU_NEEDS = """
+    aiohttp apache-tvm-ffi compressed-tensors dill einops fastapi gguf ipython msgspec numpy openai orjson
+    partial-json-parser pillow psutil pybase64 pydantic python-multipart pyzmq requests sentencepiece setproctitle
+    soundfile torch torchvision transformers triton uvicorn uvloop xgrammar
+"""
+CPU_NEEDS = frozenset(_CPU_NEEDS.split())
 
 
 def python(facts: Mapping[str, Any], mode: str) -> list[Finding]:
@@ -100,7 +73,7 @@ def pins(facts: Mapping[str, Any], mode: str) -> list[Finding]:
         cure = f"pip install '{row['name']}{row['specifier']}'"
         make = fault if row["name"] in core else warning
         findings.append(make("packages", found, cure))
-    if not findings:
+    if not findings and kept:
         findings.append(ok("packages", f"{kept} installed packages are of the versions asked for"))
     return findings
 
@@ -172,7 +145,8 @@ def kernels(facts: Mapping[str, Any], mode: str) -> list[Finding]:
 def missing(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     """Packages that serving in this mode imports and that are not there."""
     rows = section(facts, "packages").get("pins") or []
-    absent = sorted({row["name"] for row in rows if row["installed"] is None and row["owner"] == "sglang"})
+    # Torch itself has a finding of its own.
+    absent = sorted({row["name"] for row in rows if row["installed"] is None} - {"torch"})
     if mode == "gpu":
         needed = [name for name in absent if name in CORE | CORE_GPU]
         others = [name for name in absent if name not in needed]

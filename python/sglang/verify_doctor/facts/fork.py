@@ -15,7 +15,5 @@ def gather() -> dict[str, Any]:
         facts |= report().as_dict()
     except SystemExit:
         # The start refuses an unknown topic by leaving the interpreter; the doctor has to survive to tell.
-        facts["error"] = (
-            f"{DISABLE_VARIABLE}={facts['disable']} names a topic that this build does not have"
-        )
+        facts["error"] = f"{DISABLE_VARIABLE}={facts['disable']} names a topic that this build does not have"
     return facts

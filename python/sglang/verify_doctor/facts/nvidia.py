@@ -99,7 +99,7 @@ def parse_topology(text: str) -> list[list[str]]:
             columns = [0]
         elif columns and words and re.fullmatch(r"GPU\d+", words[0]):
             rows.append([words[index + 1] for index in columns if index + 1 < len(words)])
-    return rows if rows and all(len(row) == len(rows) for row in rows) else []
+    return rows if len(rows) == len(columns) and all(len(row) == len(rows) for row in rows) else []
 
 
 def farthest(paths: list[list[str]]) -> str | None:
