@@ -45,7 +45,7 @@ def test_topology() -> None:
     assert nvidia.parse_topology(TOPOLOGY_P2P) == [["X", "CNS"], ["CNS", "X"]]
     assert nvidia.parse_topology("") == []
     assert nvidia.parse_topology("GPU0 GPU1\nGPU0 X\n") == []
-    assert nvidia.parse_topology("\tGPU0\tCPU Affinity\nGPU0\t X \t0-31\n") == [["X"]]
+    assert nvidia.parse_topology("\tGPU0\tCPU Affinity\nGPU0\t X \t0-31\n") == []
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def parse_topology(text: str) -> list[list[str]]:
     """The square matrix between GPUs of ``nvidia-smi topo``; columns for NICs, CPUs and NUMA are left out.
 
     An entry is what the driver prints: ``X`` on the diagonal, ``NV18``, ``PIX``, ``SYS``, or ``OK`` and its
-    opposites for the peer-to-peer forms.
+    opposites for the peer-to-peer forms. Empty for one GPU, and for a text of another form.
     """
     rows = []
     columns: list[int] = []
@@ -95,8 +95,6 @@ def parse_topology(text: str) -> list[list[str]]:
         words = line.split()
         if not columns and words[:1] == ["GPU0"] and len(words) > 1 and words[1] == "GPU1":
             columns = [index for index, word in enumerate(words) if re.fullmatch(r"GPU\d+", word)]
-        elif not columns and words == ["GPU0"]:
-            columns = [0]
         elif columns and words and re.fullmatch(r"GPU\d+", words[0]):
             rows.append([words[index + 1] for index in columns if index + 1 < len(words)])
     return rows if len(rows) == len(columns) and all(len(row) == len(rows) for row in rows) else []
