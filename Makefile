@@ -13,9 +13,13 @@ TESTS ?= test
 
 # A server imports thousands of modules; without its byte code each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
-# uv does not read pip's variables. Where the environment points pip somewhere, follow it.
+# uv does not read pip's variables. Where the environment points pip somewhere, follow it; pip itself is the
+# second try, for what a pip.conf says.
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+ifdef PIP_EXTRA_INDEX_URL
+export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
@@ -27,7 +31,7 @@ endif
 .PHONY: help compose pin check-patches check-forward export wheel venv dev test lint format clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 compose:  ## upstream + patches + overlay -> build/composed
 	$(ENGINE) compose
@@ -41,9 +45,9 @@ check-patches:  ## resolve every anchor, verify hashes, compile what changed
 export:  ## git-format patches against clean upstream -> build/export, proven to apply
 	$(ENGINE) export
 
-check-forward:  ## WHEEL=path: which anchors still resolve in another upstream version
-	@test -n "$(WHEEL)" || { echo "usage: make check-forward WHEEL=path/to/sglang-VERSION-...whl" >&2; exit 2; }
-	$(ENGINE) forward --wheel $(WHEEL)
+check-forward:  ## WHEEL=path or VERSION=x: which anchors still resolve in another upstream version
+	@test -n "$(WHEEL)$(VERSION)" || { echo "usage: make check-forward WHEEL=path | VERSION=0.5.23" >&2; exit 2; }
+	$(ENGINE) forward $(if $(WHEEL),--wheel $(WHEEL),--version $(VERSION))
 
 wheel:  ## dist/sglang-0.5.17+verify.N-*.whl
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -54,7 +58,8 @@ venv: $(READY)  ## .venv with the pinned requirements of serving on a CPU, linti
 $(READY): requirements/dev.txt
 	$(BOOTSTRAP_PYTHON) -m venv $(VENV)
 	$(IN_VENV) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(VENV)/bin/uv pip install --quiet --python $(IN_VENV) --no-deps -r requirements/dev.txt
+	$(VENV)/bin/uv pip install --quiet --python $(IN_VENV) --no-deps -r requirements/dev.txt \
+		|| $(IN_VENV) -m pip install --quiet --no-deps -r requirements/dev.txt
 	@touch $@
 
 dev: $(READY)  ## the fork importable in .venv; after an edit, `make compose` is enough
