@@ -21,8 +21,9 @@ from sglang.bench_verify.slice.shapes import Shape, write_models
 
 HOST = Path(__file__).resolve().parent / "host.py"
 INJECT = HOST.parent / "inject"
-# Topics that describe, measure or make a CPU run possible; every other topic changes how a verify runs.
-NEUTRAL = ("fork-report", "cpu-eagle", "verify-stats", "spec-arguments", "run-semantics", "run-sampling")
+# Topics that describe, measure, refuse bad arguments or make a CPU run possible. Every other topic changes
+# what upstream does.
+NEUTRAL = ("fork-report", "cpu-eagle", "verify-stats", "spec-arguments")
 
 
 class EngineError(RuntimeError):
@@ -74,7 +75,7 @@ class SliceOptions:
 
 
 def stock_topics() -> tuple[str, ...]:
-    """Topics to switch off for upstream's behaviour: all that change how a verify runs.
+    """Topics to switch off for upstream's behaviour: all but the neutral ones.
 
     Empty in a tree that was not composed.
     """
