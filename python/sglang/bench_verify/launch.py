@@ -7,6 +7,7 @@ servers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -153,15 +154,11 @@ class RunningServer:
         """Ask, then end the session that the server was started in; workers go with it."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            pass
         # Workers that outlived their parent hold its GPU memory and the next start would fail.
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait(30)
 
     def _tail(self, lines: int = 30) -> str:
