@@ -10,6 +10,10 @@ from collections.abc import Sequence
 # Command -> (module with `add_arguments(parser)` and `run(args) -> int`, one line of help). Modules are
 # imported when their command is named, so that `diff` needs neither torch nor a plotting library.
 COMMANDS = {
+    "slice": (
+        "sglang.bench_verify.commands.slice",
+        "a rank of a large model on one GPU: upstream against fork, draft lengths 0 to 4",
+    ),
     "diff": (
         "sglang.bench_verify.commands.diff",
         "name what differs between two runs and which difference is a suspect",
