@@ -51,10 +51,19 @@ def force(
 ) -> list[int]:
     """Return the tree's tokens with exactly `depth` of them agreeing with `truth`, root excluded.
 
-    At each level, the last child gets the true token if the level shall agree (so that siblings are walked past);
-    every other child that happens to be right is made wrong.
+    At each level, the child with most levels below it (the last of several, so that siblings are walked past) gets
+    the true token if the level shall agree; every other child that happens to be right is made wrong.
     """
     tokens = list(tokens)
+
+    def height(node: int) -> int:
+        below = child[node]
+        heights = [0]
+        while below != -1:
+            heights.append(1 + height(below))
+            below = sibling[below]
+        return max(heights)
+
     node, level = 0, 0
     while child[node] != -1 and level < len(truth):
         children = [child[node]]
@@ -65,8 +74,9 @@ def force(
                 tokens[other] = (truth[level] + 1) % vocabulary
         if level >= depth:
             break
-        tokens[children[-1]] = truth[level]
-        node, level = children[-1], level + 1
+        node = max(children, key=lambda other: (height(other), other))
+        tokens[node] = truth[level]
+        level += 1
     return tokens
 
 
