@@ -21,8 +21,9 @@ from sglang.bench_verify.slice.shapes import Shape, write_models
 
 HOST = Path(__file__).resolve().parent / "host.py"
 INJECT = HOST.parent / "inject"
-# Topics that describe, measure or make a CPU run possible; every other topic changes how a verify runs.
-NEUTRAL = ("fork-report", "cpu-eagle", "verify-stats", "spec-arguments", "run-semantics", "run-sampling")
+# Topics that describe, measure, refuse bad arguments or make a CPU run possible. Every other topic changes
+# what upstream does.
+NEUTRAL = ("fork-report", "cpu-eagle", "verify-stats", "spec-arguments")
 
 
 class EngineError(RuntimeError):
@@ -74,7 +75,7 @@ class SliceOptions:
 
 
 def stock_topics() -> tuple[str, ...]:
-    """Topics to switch off for upstream's behaviour: all that change how a verify runs.
+    """Topics to switch off for upstream's behaviour: all but the neutral ones.
 
     Empty in a tree that was not composed.
     """
@@ -117,6 +118,11 @@ class Engine:
         """See ``host.measure``."""
         request = {"op": "measure", "context": context, "batch": batch, "tokens": tokens, "seed": seed}
         return self._ask(request)
+
+    def profile(self, context: int, tokens: int, folder: str | Path, seed: int = 0) -> Path:
+        """Profile one request; the trace file (see ``trace.summarize``)."""
+        request = {"op": "profile", "context": context, "tokens": tokens, "folder": str(folder), "seed": seed}
+        return Path(self._ask(request)["trace"])
 
     def state(self) -> dict[str, Any]:
         """The scheduler's statistics."""
