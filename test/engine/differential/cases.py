@@ -11,9 +11,10 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from .servers import CONTEXT
+
 GENERATE, CHAT = "/generate", "/v1/chat/completions"
 VOCABULARY = 2560
-CONTEXT = 256
 END = (1, 5)
 
 PROMPTS = (
@@ -33,7 +34,11 @@ QUESTIONS = (
     "Count from three to nine.",
     "Go on with this address to Congress: Each if properly managed is a source of",
 )
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}}, "required": ["a", "b"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}},
+    "required": ["a", "b"],
+}
 TOOLS = [
     {
         "type": "function",
@@ -69,14 +74,30 @@ TOKENS = st.integers(7, 600)
 SAMPLING = dict(
     max_new_tokens=st.sampled_from([0, 1, 2, 3, 4, 5, 7, 12, 20, 33, 48]),
     min_new_tokens=_maybe(st.integers(1, 12)),
-    stop=_maybe(st.lists(st.sampled_from(["a", "e ", "the", ". ", "One day", " lived in", "s", "\n", "zq"]), min_size=1, max_size=3)),
-    stop_token_ids=_maybe(st.lists(st.sampled_from([18, 20, 265, 266, 320, 367, 445, *END]), min_size=1, max_size=3)),
+    stop=_maybe(
+        st.lists(
+            st.sampled_from(["a", "e ", "the", ". ", "One day", " lived in", "s", "\n", "zq"]),
+            min_size=1,
+            max_size=3,
+        )
+    ),
+    stop_token_ids=_maybe(
+        st.lists(st.sampled_from([18, 20, 265, 266, 320, 367, 445, *END]), min_size=1, max_size=3)
+    ),
     stop_regex=_maybe(st.sampled_from([r"[A-Z][a-z]+ l", r"\d\d", r"(day|sea)"]), 12),
     ignore_eos=_maybe(st.booleans(), 6),
     frequency_penalty=_maybe(st.sampled_from([-0.5, 0.3, 1.1, 2.0])),
     presence_penalty=_maybe(st.sampled_from([-0.4, 0.7, 2.0]), 5),
     repetition_penalty=_maybe(st.sampled_from([0.8, 1.2, 1.9]), 5),
-    logit_bias=_maybe(st.dictionaries(st.sampled_from(["265", "320", "20", "1", "5", "445"]), st.sampled_from([-100.0, -3.0, 2.5]), min_size=1, max_size=3), 6),
+    logit_bias=_maybe(
+        st.dictionaries(
+            st.sampled_from(["265", "320", "20", "1", "5", "445"]),
+            st.sampled_from([-100.0, -3.0, 2.5]),
+            min_size=1,
+            max_size=3,
+        ),
+        6,
+    ),
     no_stop_trim=_maybe(st.booleans(), 8),
     skip_special_tokens=_maybe(st.booleans(), 8),
 )
@@ -204,9 +225,13 @@ def drawn(count: int, *, chat_share: int = 5, start: int = 20_26) -> list[Case]:
     return cases
 
 
-def greedy(name: str, text: str = PROMPTS[0], *, extra: dict[str, Any] | None = None, **parameters: Any) -> Case:
+def greedy(
+    name: str, text: str = PROMPTS[0], *, extra: dict[str, Any] | None = None, **parameters: Any
+) -> Case:
     """A greedy request for /generate."""
-    return Case(name, GENERATE, {"text": text, "sampling_params": {"temperature": 0, **parameters}} | (extra or {}))
+    return Case(
+        name, GENERATE, {"text": text, "sampling_params": {"temperature": 0, **parameters}} | (extra or {})
+    )
 
 
 def reports() -> Sequence[Case]:
@@ -215,23 +240,85 @@ def reports() -> Sequence[Case]:
     return (
         greedy("E1 stop text before the cap", stop=["a"], max_new_tokens=5),
         greedy("E1 stop token before the cap", stop_token_ids=[265], max_new_tokens=4),
-        *(greedy(f"E1 stop on token {n}", stop_token_ids=[token], max_new_tokens=30) for n, token in enumerate([367, 320, 265, 1397, 877, 564])),
-        *(greedy(f"E1 stop text {stop!r}", stop=[stop], max_new_tokens=40) for stop in ("bear", "ry be", "k lived in a", ". J")),
+        *(
+            greedy(f"E1 stop on token {n}", stop_token_ids=[token], max_new_tokens=30)
+            for n, token in enumerate([367, 320, 265, 1397, 877, 564])
+        ),
+        *(
+            greedy(f"E1 stop text {stop!r}", stop=[stop], max_new_tokens=40)
+            for stop in ("bear", "ry be", "k lived in a", ". J")
+        ),
         greedy("E7 frequency penalty", frequency_penalty=2.0, max_new_tokens=24),
-        greedy("E7 all penalties", frequency_penalty=0.4, presence_penalty=0.9, repetition_penalty=1.3, max_new_tokens=24),
+        greedy(
+            "E7 all penalties",
+            frequency_penalty=0.4,
+            presence_penalty=0.9,
+            repetition_penalty=1.3,
+            max_new_tokens=24,
+        ),
         greedy("E8 minimum", min_new_tokens=6, max_new_tokens=50, logit_bias={"1": 60.0}),
-        greedy("E8 minimum with a stop token", min_new_tokens=6, max_new_tokens=50, stop_token_ids=[20], logit_bias={"20": 60.0}),
+        greedy(
+            "E8 minimum with a stop token",
+            min_new_tokens=6,
+            max_new_tokens=50,
+            stop_token_ids=[20],
+            logit_bias={"20": 60.0},
+        ),
         greedy("E6 logit bias on every row", logit_bias={"994": -100.0, "320": -100.0}, max_new_tokens=20),
-        Case("E6 min_p", GENERATE, {"text": PROMPTS[0], "sampling_params": {"temperature": 1.0, "min_p": 0.9, "sampling_seed": 3, "max_new_tokens": 20}}),
-        greedy("E12 logprobs", max_new_tokens=13, extra={"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0}),
+        Case(
+            "E6 min_p",
+            GENERATE,
+            {
+                "text": PROMPTS[0],
+                "sampling_params": {
+                    "temperature": 1.0,
+                    "min_p": 0.9,
+                    "sampling_seed": 3,
+                    "max_new_tokens": 20,
+                },
+            },
+        ),
+        greedy(
+            "E12 logprobs",
+            max_new_tokens=13,
+            extra={"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0},
+        ),
         greedy("E15 yes or no", regex="(yes|no)", max_new_tokens=16),
-        *(greedy(f"E15 ends after {n}", regex=text, max_new_tokens=16) for n, text in enumerate(["a", "an", "and", "and t", "and the"])),
+        *(
+            greedy(f"E15 ends after {n}", regex=text, max_new_tokens=16)
+            for n, text in enumerate(["a", "an", "and", "and t", "and the"])
+        ),
         greedy("E15 schema", json_schema=json.dumps(SCHEMA), max_new_tokens=48),
-        Case("E15 tool required", CHAT, {"messages": [{"role": "user", "content": story}], "tools": TOOLS, "tool_choice": "required", "max_tokens": 60, "temperature": 0}),
-        Case("limit of the context", GENERATE, {"input_ids": [265, 320] * 110, "sampling_params": {"temperature": 0, "max_new_tokens": CONTEXT - 220, "ignore_eos": True}}),
-        Case("limit of the context in chat", CHAT, {"messages": [{"role": "user", "content": PROMPTS[-1]}], "ignore_eos": True, "temperature": 0}),
+        Case(
+            "E15 tool required",
+            CHAT,
+            {
+                "messages": [{"role": "user", "content": story}],
+                "tools": TOOLS,
+                "tool_choice": "required",
+                "max_tokens": 60,
+                "temperature": 0,
+            },
+        ),
+        Case(
+            "limit of the context",
+            GENERATE,
+            {
+                "input_ids": [265, 320] * 110,
+                "sampling_params": {"temperature": 0, "max_new_tokens": CONTEXT - 220, "ignore_eos": True},
+            },
+        ),
+        Case(
+            "limit of the context in chat",
+            CHAT,
+            {"messages": [{"role": "user", "content": PROMPTS[-1]}], "ignore_eos": True, "temperature": 0},
+        ),
         greedy("nothing wanted", max_new_tokens=0),
         greedy("one token", max_new_tokens=1),
         greedy("hidden states", max_new_tokens=7, extra={"return_hidden_states": True}),
-        Case("chat with end token", CHAT, {"messages": [{"role": "user", "content": QUESTIONS[1]}], "max_tokens": 40, "temperature": 0}),
+        Case(
+            "chat with end token",
+            CHAT,
+            {"messages": [{"role": "user", "content": QUESTIONS[1]}], "max_tokens": 40, "temperature": 0},
+        ),
     )

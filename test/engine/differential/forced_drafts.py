@@ -45,7 +45,9 @@ def force(batch: Any) -> None:
         parameters = request.sampling_params.custom_params or {}
         script = parameters.get("script")
         if script is not None:
-            chain = scripted(script, parameters["script_seed"], len(request.output_ids), rows - 1, request.vocab_size)
+            chain = scripted(
+                script, parameters["script_seed"], len(request.output_ids), rows - 1, request.vocab_size
+            )
             chains[index, 1:] = chains.new_tensor(chain)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from .cases import CHAT, Case
 from .compare import differences, identities
-from .forced_drafts import MARK, install
-from .servers import EAGLE, Server
+from .servers import Asked
 
 CLIENTS = 8
 
@@ -30,35 +27,17 @@ class Finding:
         return "\n  ".join([str(self.case)[:1500], *(place[:300] for place in self.places[:6])])
 
 
-@contextmanager
-def plain_server(folder: Path, *arguments: str) -> Iterator[Server]:
-    """The reference: the same build without speculation."""
-    with Server(list(arguments), folder / "plain.log") as server:
-        yield server
-
-
-@contextmanager
-def eagle_server(folder: Path, *arguments: str, off: str = "") -> Iterator[Server]:
-    """EAGLE-3 with the plugin for scripted drafts; ``off`` names topics to switch off."""
-    environment = {"SGLANG_FORK_DISABLE": off, "SGLANG_PLUGINS": "forced_drafts"}
-    server = Server([*EAGLE, *arguments], folder / "eagle.log", environment, install(folder / "plugin"))
-    with server:
-        if MARK not in server.log.read_text(errors="replace"):
-            raise RuntimeError(f"the draft plugin was not loaded:\n{server.tail()}")
-        yield server
-
-
-def ask(server: Server, cases: Sequence[Case]) -> list[Any]:
+def ask(server: Asked, cases: Sequence[Case]) -> list[Any]:
     """Answers in the order of the cases; several are under way at once, so that batches form."""
     with ThreadPoolExecutor(CLIENTS) as pool:
         return list(pool.map(lambda case: _one(server, case), cases))
 
 
-def _one(server: Server, case: Case) -> Any:
+def _one(server: Asked, case: Case) -> Any:
     if not case.stream:
-        answer = server.post(case.path, case.body)
+        answer = server.ask(case.path, case.body)
         return {"status": answer.status, "body": answer.body}
-    pieces = server.stream(case.path, case.body)
+    pieces = list(server.events(case.path, case.body | {"stream": True}))
     return {"status": 200, "body": _joined_chat(pieces) if case.path == CHAT else pieces[-1]}
 
 

@@ -1,38 +1,42 @@
-"""A real server as a child process, with bounded waits, on a port of its own."""
+"""The two servers that are compared, and a client that treats an HTTP error as an answer."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-TARGET, DRAFT = ROOT / "models/nano", ROOT / "models/nano-eagle3"
-START_LIMIT_S = 300.0
-STOP_LIMIT_S = 30.0
-REQUEST_LIMIT_S = 120.0
+sys.path.insert(0, str(ROOT / "benchmark"))
 
-EAGLE = (
-    "--speculative-algorithm EAGLE3 --speculative-num-steps 2 --speculative-eagle-topk 1 "
-    f"--speculative-num-draft-tokens 3 --speculative-draft-model-path {DRAFT}"
-).split()
+from served import Served, speculative_flags  # noqa: E402
+
+from .forced_drafts import MARK, install  # noqa: E402
+
+TARGET, DRAFT = ROOT / "models/nano", ROOT / "models/nano-eagle3"
+REQUEST_LIMIT_S = 120.0
+CONTEXT = 256
+
 # float32, so that a verify of three rows and a decode of one round alike up to the last bits. Plain decoding
 # runs without overlap because upstream's overlapped penalties lag one token (docs/semantics.md).
 COMMON = (
-    "--device cpu --dtype float32 --disable-overlap-schedule --enable-custom-logit-processor "
-    "--enable-return-hidden-states --context-length 256 --max-total-tokens 4096 --max-running-requests 16 "
-    "--log-level warning"
-).split()
+    "--device=cpu",
+    "--dtype=float32",
+    "--disable-overlap-schedule",
+    "--enable-custom-logit-processor",
+    "--enable-return-hidden-states",
+    f"--context-length={CONTEXT}",
+    "--max-total-tokens=4096",
+    "--max-running-requests=16",
+    "--log-level=warning",
+)
 
 
 @dataclass(frozen=True)
@@ -43,131 +47,54 @@ class Answer:
     body: Any
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+class Asked(Served):
+    """A server whose refusals are answers too."""
 
-
-@dataclass
-class Server:
-    """``with Server(arguments, log) as server: server.post("/generate", body)``.
-
-    Attributes:
-        arguments: what follows ``--model-path TARGET`` and ``COMMON`` on the command line.
-        log: file for the server's output.
-        environment: variables added to the caller's.
-        paths: folders put in front of PYTHONPATH.
-    """
-
-    arguments: Sequence[str]
-    log: Path
-    environment: dict[str, str] = field(default_factory=dict)
-    paths: Sequence[Path] = ()
-    port: int = 0
-    process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Server:
-        self.port = free_port()
-        paths = [*map(str, self.paths), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        environment |= self.environment
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(TARGET)]
-        command += ["--port", str(self.port), *COMMON, *self.arguments]
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, start_new_session=True
-            )
+    def ask(self, path: str, body: Any = None, limit: float = REQUEST_LIMIT_S) -> Answer:
+        """POST ``body`` as JSON, or GET without one."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url(path), data, {"Content-Type": "application/json"})
         try:
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
-            if not self.alive():
-                raise RuntimeError(f"the server ended while it started:\n{self.tail()}")
-            try:
-                if self.get("/health_generate").status == 200:
-                    return
-            except OSError:
-                pass
-            time.sleep(0.5)
-        raise TimeoutError(f"the server was not ready within {START_LIMIT_S} s:\n{self.tail()}")
-
-    def alive(self) -> bool:
-        """Whether the parent process still runs."""
-        return self.process is not None and self.process.poll() is None
-
-    def tail(self, lines: int = 40) -> str:
-        """The end of the log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-
-    def stop(self) -> None:
-        """End the process group: politely, then not."""
-        if self.process is None:
-            return
-        for number, limit in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, STOP_LIMIT_S)):
-            try:
-                os.killpg(self.process.pid, number)
-                self.process.wait(limit)
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        try:
-            # The parent is gone; its children, if any, share the group.
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process = None
+            with urllib.request.urlopen(request, timeout=limit) as response:
+                return Answer(response.status, _decoded(response.read()))
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, _decoded(error.read()))
 
     def url(self, path: str) -> str:
         """Absolute address of a path."""
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def get(self, path: str, limit_s: float = REQUEST_LIMIT_S) -> Answer:
-        """GET, with the status as a value and not as an exception."""
-        return self._send(urllib.request.Request(self.url(path)), limit_s)
+    def load(self) -> dict[str, Any]:
+        """Running and waiting requests and used KV slots, as the scheduler counts them."""
+        loads: dict[str, Any] = self.get("/v1/loads")["loads"][0]
+        return loads
 
-    def post(self, path: str, body: Any, limit_s: float = REQUEST_LIMIT_S) -> Answer:
-        """POST of a JSON body."""
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(self.url(path), data, {"Content-Type": "application/json"})
-        return self._send(request, limit_s)
 
-    def _send(self, request: urllib.request.Request, limit_s: float) -> Answer:
-        try:
-            with urllib.request.urlopen(request, timeout=limit_s) as response:
-                return Answer(response.status, _decoded(response.read()))
-        except urllib.error.HTTPError as error:
-            return Answer(error.code, _decoded(error.read()))
+@contextmanager
+def plain_server(folder: Path, *flags: str, off: str = "") -> Iterator[Asked]:
+    """The reference: the same build without speculation; ``off`` names topics to switch off."""
+    environment = {"OMP_NUM_THREADS": "1", "SGLANG_FORK_DISABLE": off}
+    with Asked(TARGET, folder / "plain.log", [*COMMON, *flags], environment=environment) as server:
+        assert isinstance(server, Asked)
+        yield server
 
-    def stream(self, path: str, body: Any) -> list[Any]:
-        """POST with ``stream``; the decoded pieces in order."""
-        data = json.dumps(body | {"stream": True}).encode()
-        request = urllib.request.Request(self.url(path), data, {"Content-Type": "application/json"})
-        pieces = []
-        with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_S) as response:
-            for line in response:
-                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
-                    pieces.append(json.loads(line[6:]))
-        return pieces
 
-    def used_tokens(self) -> int:
-        """KV slots that are neither free nor evictable: 0 on an idle server."""
-        state = self.get("/server_info").body["internal_states"][0]
-        used: int = state["memory_usage"].get("token_usage", 0) if "memory_usage" in state else 0
-        return used
+@contextmanager
+def eagle_server(folder: Path, *flags: str, off: str = "") -> Iterator[Asked]:
+    """EAGLE-3 with the plugin for scripted drafts."""
+    paths: Sequence[str] = [*map(str, install(folder / "plugin")), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_FORK_DISABLE": off,
+        "SGLANG_PLUGINS": "forced_drafts",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    arguments = [*COMMON, *speculative_flags(DRAFT), *flags]
+    with Asked(TARGET, folder / "eagle.log", arguments, environment=environment) as server:
+        assert isinstance(server, Asked)
+        if MARK not in server.log.read_text(errors="replace"):
+            raise RuntimeError(f"the draft plugin was not loaded:\n{server.log_tail()}")
+        yield server
 
 
 def _decoded(data: bytes) -> Any:
