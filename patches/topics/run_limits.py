@@ -18,7 +18,9 @@ TOPIC = Topic(
             hook=f"{HOOKS}:row_headroom",
         ),
         Around(
-            file="sglang/srt/managers/utils.py", scope="compute_num_reserved_tokens", hook=f"{HOOKS}:reserved_tokens"
+            file="sglang/srt/managers/utils.py",
+            scope="compute_num_reserved_tokens",
+            hook=f"{HOOKS}:reserved_tokens",
         ),
     ),
 )

@@ -92,5 +92,7 @@ def identities(meta: dict[str, Any]) -> list[str]:
         # A retracted request is prefilled again, and each prefill makes a token.
         prefills = 1 + meta.get("num_retractions", 0)
         if made and not aborted and made != prefills + steps + correct:
-            out.append(f"{made} tokens from {prefills} prefills, {steps} verifies and {correct} correct drafts")
+            out.append(
+                f"{made} tokens from {prefills} prefills, {steps} verifies and {correct} correct drafts"
+            )
     return out

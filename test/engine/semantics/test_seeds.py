@@ -151,7 +151,9 @@ def test_neighbours_with_filters_do_not_change_a_seeded_draw() -> None:
     stock = upstream.top_k_top_p_min_p_sampling_from_probs_torch.__wrapped__
     everything, ones = torch.full((draws,), 64), torch.ones(draws)
     ranked = stock(torch.softmax(logits, -1), everything, ones, ones, False, seeds, positions)
-    assert not torch.equal(alone, ranked.long()), "negative control: upstream's draws depend on the neighbours"
+    assert not torch.equal(alone, ranked.long()), (
+        "negative control: upstream's draws depend on the neighbours"
+    )
 
 
 def batch_with(seeds: list[int | None]) -> FakeBatch:

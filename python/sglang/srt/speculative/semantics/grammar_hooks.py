@@ -21,7 +21,9 @@ def allocate(original: Callable[[int, int], torch.Tensor], vocab_size: int, batc
     return torch.full((batch_size, -(-vocab_size // _WORD)), -1, dtype=torch.int32)
 
 
-def apply(original: Callable[..., None], grammar: Any, logits: torch.Tensor, vocab_mask: torch.Tensor) -> None:
+def apply(
+    original: Callable[..., None], grammar: Any, logits: torch.Tensor, vocab_mask: torch.Tensor
+) -> None:
     """Around the application of a bitmask, in place."""
     if logits.device.type == "cpu":
         mask_logits(logits, vocab_mask)

@@ -26,7 +26,9 @@ def chosen_tokens(
     return values, indices
 
 
-def prefill_entries(original: Callable[..., int], processor: Any, index: int, request: Any, *rest: Any) -> int:
+def prefill_entries(
+    original: Callable[..., int], processor: Any, index: int, request: Any, *rest: Any
+) -> int:
     """Around the entries that a prefill adds: a request for no token keeps those of its prompt only.
 
     Plain decoding answers such a request without drawing a token; under speculation it takes the ordinary way.
