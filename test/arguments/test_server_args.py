@@ -317,7 +317,7 @@ def test_upstreams_own_refusals_are_one_line_too(tmp_path: Path, capsys: pytest.
     target = str(write(tmp_path / "target", LLAMA, SMALL))
     with pytest.raises(SystemExit) as caught:
         upstream.prepare_server_args(
-            ["--model-path", target, "--device", "cpu", "--tp-size", "3", "--nnodes", "2"]
+            ["--model-path", target, "--device", "cpu", "--speculative-draft-window-size", "-1"]
         )
     assert caught.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sglang: error: ")]
