@@ -119,6 +119,11 @@ class Engine:
         request = {"op": "measure", "context": context, "batch": batch, "tokens": tokens, "seed": seed}
         return self._ask(request)
 
+    def profile(self, context: int, tokens: int, folder: str | Path, seed: int = 0) -> Path:
+        """Profile one request; the trace file (see ``trace.summarize``)."""
+        request = {"op": "profile", "context": context, "tokens": tokens, "folder": str(folder), "seed": seed}
+        return Path(self._ask(request)["trace"])
+
     def state(self) -> dict[str, Any]:
         """The scheduler's statistics."""
         return self._ask({"op": "state"})

@@ -3,7 +3,8 @@
 Started by ``engines.Fleet``, once a variant: switches of the fork, simulated acceptance and the router's
 noise are read from the environment when modules are imported, so variants cannot share a process.
 
-Requests: ``{"op": "measure", "context": C, "batch": B, "tokens": N, "seed": S}`` and ``{"op": "stop"}``.
+Requests: ``{"op": "measure", "context": C, "batch": B, "tokens": N, "seed": S}``, ``{"op": "state"}``,
+``{"op": "profile", "context": C, "tokens": N, "folder": F, "seed": S}`` and ``{"op": "stop"}``.
 Every answer is one line that starts with ``MARK``; other output of the engine is not an answer.
 """
 
@@ -15,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 MARK = "@bench_verify "
@@ -64,6 +66,34 @@ def _mean(infos: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def profile(
+    engine: Any, context: int, tokens: int, folder: str, seed: int, vocabulary: int
+) -> dict[str, Any]:
+    """Run one request of ``context`` tokens under the torch profiler; names the trace it left in ``folder``."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(10, vocabulary - 10) for _ in range(context)]
+
+    def generate(count: int) -> None:
+        engine.generate(
+            input_ids=prompt, sampling_params={"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+        )
+
+    # Twice: the first run pays for the prefill, and the trace should hold cycles only.
+    generate(LEAD)
+    generate(LEAD)
+    engine.start_profile(output_dir=folder)
+    generate(tokens)
+    engine.stop_profile()
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        traces = sorted(Path(folder).rglob("*.json.gz"), key=lambda path: path.stat().st_mtime)
+        # A file that still grows is being written.
+        if traces and time.time() - traces[-1].stat().st_mtime > 1.0:
+            return {"trace": str(traces[-1])}
+        time.sleep(0.25)
+    raise TimeoutError(f"no trace in {folder} after 60 s")
+
+
 def state(engine: Any) -> dict[str, Any]:
     """What the scheduler says about itself: topics, fallbacks, counters, graph capture times, ranks."""
     info = engine.get_server_info()
@@ -87,11 +117,12 @@ def main() -> int:
             if operation == "stop":
                 break
             try:
-                result = (
-                    state(engine)
-                    if operation == "state"
-                    else measure(engine, vocabulary=vocabulary, **request)
-                )
+                if operation == "state":
+                    result = state(engine)
+                elif operation == "profile":
+                    result = profile(engine, vocabulary=vocabulary, **request)
+                else:
+                    result = measure(engine, vocabulary=vocabulary, **request)
                 _answer({"ok": True, "result": result})
             except Exception as error:
                 _answer({"ok": False, "error": f"{type(error).__name__}: {error}"})
