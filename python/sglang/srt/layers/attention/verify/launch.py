@@ -126,7 +126,7 @@ def attend(
             HEADS=r.q_heads,
             BLOCK_R=plan.tile.block_r,
             FP8=r.kv_dtype.itemsize == 1,
-            RAW_STAGES=plan.tile.num_stages,
+            STAGES=plan.tile.num_stages,
             num_warps=plan.tile.num_warps,
             **schedule,
         )  # fmt: skip
@@ -155,7 +155,12 @@ def attend(
             num_stages=plan.tile.num_stages,
             **schedule,
         )  # fmt: skip
-    merge_kernel[(r.batch * r.tokens * r.q_heads, triton.cdiv(r.v_dim, plan.merge.block_d))](
+    merge = merge_kernel
+    if r.capability != (0, 0):
+        from sglang.srt.layers.attention.verify.merge_gpu import merge_gpu_kernel
+
+        merge = merge_gpu_kernel
+    merge[(r.batch * r.tokens * r.q_heads, triton.cdiv(r.v_dim, plan.merge.block_d))](
         workspace.partial, workspace.lse, x.out, lse, context.seq_lens, requests, r.batch, plan.target,
         Q_HEADS=r.q_heads,
         DIM=r.v_dim,

@@ -74,9 +74,9 @@ def split_kernel(
         cuda.gdc_launch_dependents()
     work = tl.program_id(0)
     lanes = tl.arange(0, BATCH_LANES)
-    b, first, count, length, chunk = locate_work(
+    b, pool_index, first, count, length, chunk = locate_work(
         lanes, work, seq_lens, req_pool_indices, batch, target,
-        TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
     )  # fmt: skip
     lo = (work - first) * chunk
     hi = tl.minimum(length, lo + chunk)
@@ -109,7 +109,7 @@ def split_kernel(
     if MASK_LAYOUT == 2:
         mask_row = mask + tl.load(mask_indptr + b) + token.to(tl.int64) * length
     if HAS_TABLE:
-        slots = table + tl.load(req_pool_indices + b).to(tl.int64) * stride_table
+        slots = table + pool_index.to(tl.int64) * stride_table
     else:
         slots = table + tl.load(indptr + b)
 
