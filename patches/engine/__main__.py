@@ -2,6 +2,7 @@
 
 import sys
 
-from patches.engine.cli import main
+if __name__ == "__main__":
+    from patches.engine.cli import main
 
-sys.exit(main())
+    sys.exit(main())

@@ -1,0 +1,25 @@
+from patches.engine import Around, Topic
+
+HOOKS = "sglang.srt.speculative.semantics.hidden_hooks"
+
+TOPIC = Topic(
+    name="run-hidden-states",
+    why=(
+        "With an EAGLE-3 draft, return_hidden_states hands out the packed states of the auxiliary layers instead of the "
+        "last layer's: another width and another meaning than without speculation."
+    ),
+    upstream="none found",
+    retire_when="upstream returns the last layer's hidden states under EAGLE-3",
+    edits=(
+        Around(
+            file="sglang/srt/layers/logits_processor.py",
+            scope="LogitsProcessor._get_hidden_states_to_store",
+            hook=f"{HOOKS}:keep_final",
+        ),
+        Around(
+            file="sglang/srt/managers/utils.py",
+            scope="GenerationBatchResult.copy_to_cpu",
+            hook=f"{HOOKS}:to_host",
+        ),
+    ),
+)

@@ -1,0 +1,28 @@
+from patches.engine import Around, Topic
+
+HOOKS = "sglang.srt.speculative.semantics.seed_hooks"
+INFO = "sglang/srt/sampling/sampling_batch_info.py"
+
+TOPIC = Topic(
+    name="run-seeds",
+    why=(
+        "A request's seed is honoured only in a mode that no CPU backend may enter, so a seeded text cannot be compared "
+        "with and without speculation; with a seed, min_p ends the scheduler in an assertion."
+    ),
+    upstream="none: upstream documents seeds for --enable-deterministic-inference only",
+    retire_when="upstream honours sampling_seed on the pytorch sampling backend without the deterministic mode",
+    edits=(
+        Around(file=INFO, scope="SamplingBatchInfo.from_schedule_batch", hook=f"{HOOKS}:seed_batch"),
+        Around(file=INFO, scope="SamplingBatchInfo.merge_batch", hook=f"{HOOKS}:merge"),
+        Around(
+            file="sglang/kernels/ops/sampling/murmur_hash.py",
+            scope="murmur_hash32",
+            hook=f"{HOOKS}:hash_columns",
+        ),
+        Around(
+            file="sglang/srt/layers/sampler.py",
+            scope="top_k_top_p_min_p_sampling_from_probs_torch",
+            hook=f"{HOOKS}:draw_filtered",
+        ),
+    ),
+)

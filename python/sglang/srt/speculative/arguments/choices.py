@@ -1,0 +1,124 @@
+"""Options that the target and the draft decide between them: where one value serves both, it is filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.speculative.arguments.configs import attention_name, is_mla, loaded_dtype, quantization
+from sglang.srt.speculative.arguments.faults import ArgumentFault
+
+DRAFT_BACKEND = "--speculative-draft-attention-backend"
+DRAFT_QUANTIZATION = "--speculative-draft-model-quantization"
+NOT_QUANTIZED = "unquant"
+
+# Attention backends that read one compressed latent head, and those that cannot.
+LATENT_ONLY = frozenset(
+    {"cutedsl_mla", "cutlass_mla", "dsa", "dsv4", "flashmla", "nsa", "tokenspeed_mla", "trtllm_mla"}
+)
+PER_HEAD_ONLY = frozenset({"hpc_ops", "trtllm_mha"})
+# Serves both kinds of attention on every CUDA device, any page size, and in captured graphs.
+BOTH_KINDS = "triton"
+
+# Methods that only describe how a checkpoint was packed; the others quantise while loading.
+CHECKPOINT_ONLY = frozenset(
+    {
+        "auto-round",
+        "awq",
+        "awq_marlin",
+        "compressed-tensors",
+        "gptq",
+        "gptq_marlin",
+        "marlin",
+        "moe_wna16",
+        "qoq",
+        "w4afp8",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value to set, and the sentence to log about it."""
+
+    value: str
+    note: str
+
+
+def shared_dtype(flag: str, target: Mapping[str, Any], draft: Mapping[str, Any]) -> Choice | None:
+    """The dtype to load both sides in, where ``--dtype auto`` would give each its own.
+
+    The draft's first projection multiplies the target's hidden states, so two dtypes end in a matmul error
+    after minutes of loading. The target's is kept: it is what the user gets without speculation.
+    """
+    if flag.lower() != "auto":
+        return None
+    ours, theirs = loaded_dtype(target, flag), loaded_dtype(draft, flag)
+    if ours is None or theirs is None or ours == theirs:
+        return None
+    return Choice(
+        ours, f"--dtype filled in with {ours}, the target's, since the draft alone would be {theirs}"
+    )
+
+
+def draft_quantization(
+    target_flag: str | None, draft_flag: str | None, draft: Mapping[str, Any]
+) -> Choice | None:
+    """The draft's method where it would inherit the target's without being quantised.
+
+    Args:
+        target_flag: ``--quantization`` as given.
+        draft_flag: ``--speculative-draft-model-quantization`` as given.
+
+    Raises:
+        ArgumentFault: the method was asked for the draft itself, which is not quantised.
+    """
+    method = draft_flag or target_flag
+    if method not in CHECKPOINT_ONLY or quantization(draft) is not None:
+        return None
+    if draft_flag is not None:
+        raise ArgumentFault(
+            f"{DRAFT_QUANTIZATION} {draft_flag}",
+            "reads weights that are already packed, and the draft's config.json has no quantization_config",
+            f"give {DRAFT_QUANTIZATION} {NOT_QUANTIZED}, or leave it out",
+            code="draft-quantization",
+        )
+    return Choice(
+        NOT_QUANTIZED,
+        f"{DRAFT_QUANTIZATION} filled in with {NOT_QUANTIZED}, since the draft is not packed as --quantization "
+        f"{target_flag} says of the target",
+    )
+
+
+def draft_backend(
+    given: str | None, inherited: tuple[str | None, ...], draft: Mapping[str, Any]
+) -> Choice | None:
+    """The draft's attention backend where the one it would get cannot serve its kind of attention.
+
+    Args:
+        given: ``--speculative-draft-attention-backend`` as given.
+        inherited: backends that the target uses in prefill and decode, which a draft takes over by default.
+
+    Raises:
+        ArgumentFault: the backend was asked for the draft itself.
+    """
+    unfit = PER_HEAD_ONLY if is_mla(draft) else LATENT_ONLY
+    kind = attention_name(draft)
+    if given is not None:
+        if given in unfit:
+            raise ArgumentFault(
+                f"{DRAFT_BACKEND} {given}",
+                f"cannot serve the draft's {kind} attention",
+                f"give {DRAFT_BACKEND} {BOTH_KINDS}, or leave it out",
+                code="draft-backend",
+            )
+        return None
+    clash = next((backend for backend in inherited if backend in unfit), None)
+    if clash is None:
+        return None
+    return Choice(
+        BOTH_KINDS,
+        f"{DRAFT_BACKEND} filled in with {BOTH_KINDS}, since the target's {clash} cannot serve the draft's {kind} "
+        "attention",
+    )

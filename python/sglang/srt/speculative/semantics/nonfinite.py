@@ -1,0 +1,32 @@
+"""Rows whose logits are no longer numbers, and how much of a run they leave."""
+
+from __future__ import annotations
+
+import torch
+
+
+def bad_rows(logits: torch.Tensor) -> torch.Tensor:
+    """Rows from which nothing can be chosen: a NaN or +inf anywhere, or nothing but -inf.
+
+    Args:
+        logits: ``[R, V]``; masks may have written -inf into some columns.
+
+    Returns:
+        bool ``[R]``. The row maximum tells all three cases: NaN and +inf win it, and only a row of -inf has
+        -inf as its maximum.
+    """
+    return ~torch.isfinite(logits.amax(dim=-1))
+
+
+def good_tokens(bad: torch.Tensor, accept_index: torch.Tensor) -> torch.Tensor:
+    """Accepted tokens of each request that came from good rows, counted up to the first bad one.
+
+    Args:
+        bad: bool ``[R]`` for all rows of the batch.
+        accept_index: int ``[B, D]``, accepted rows in path order, -1 where none.
+
+    Returns:
+        int32 ``[B]``. Bad rows of rejected drafts do not count: plain decoding would not have come there.
+    """
+    good = (accept_index >= 0) & ~bad[accept_index.clamp(min=0).long()]
+    return good.int().cumprod(-1).sum(-1, dtype=torch.int32)

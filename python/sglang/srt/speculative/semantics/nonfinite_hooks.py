@@ -1,0 +1,124 @@
+"""Topic ``run-nonfinite``: a request whose logits are NaN or infinite is aborted; the others go on.
+
+Upstream lets such a row choose a token (or crash the scheduler inside the sampler, or decode an id outside
+the vocabulary some steps later). The flags travel to the host with the step's result, without a sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import torch
+from sglang.fork import counters
+from sglang.srt.speculative.semantics.accounting import shorten_run
+from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_tokens
+
+_GOOD = "run_good_tokens"
+_BAD = "run_bad_rows"
+
+
+def verify(
+    original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any, grammar_mask: Any = None
+) -> Any:
+    """Around the verify's sampler: look at the rows after masks, bias and processors had their turn."""
+    outcome = original(verify_input, batch, logits_output, grammar_mask)
+    if not batch.forward_mode.is_idle():
+        bad = bad_rows(logits_output.next_token_logits)
+        setattr(logits_output, _GOOD, _to_host(good_tokens(bad, outcome[2])))
+    return outcome
+
+
+def guard_logits(
+    original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, info: Any
+) -> torch.Tensor:
+    """Around the last change to the logits of prefill and plain decode.
+
+    Where a draw follows, a bad row is made uniform: a sampler may fail on NaN, and with it the whole batch.
+    """
+    logits = original(sampler, logits, info)
+    bad = bad_rows(logits)
+    if not info.is_all_greedy:
+        logits.masked_fill_(bad.unsqueeze(-1), 0.0)
+    setattr(info, _BAD, bad)
+    return logits
+
+
+def sample(
+    original: Callable[..., torch.Tensor],
+    sampler: Any,
+    logits_output: Any,
+    info: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Around the sampler of prefill and plain decode: the flags of ``guard_logits`` go with the result."""
+    tokens = original(sampler, logits_output, info, *args, **kwargs)
+    bad = getattr(info, _BAD, None)
+    if bad is not None:
+        setattr(logits_output, _BAD, _to_host(bad))
+    return tokens
+
+
+def _to_host(flags: torch.Tensor) -> torch.Tensor:
+    """An asynchronous copy; it is complete once the step's own results are (same stream, earlier)."""
+    if flags.device.type == "cpu":
+        return flags
+    host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
+    host.copy_(flags, non_blocking=True)
+    return host
+
+
+def resolve_tokens(
+    original: Callable[..., list[list[int]]], processor: Any, result: Any, batch: Any
+) -> list[list[int]]:
+    """Around the resolver of a verify's tokens: keep what came before the first bad row, then abort."""
+    live = [not (request.finished() or request.is_retracted) for request in batch.reqs]
+    runs = original(processor, result, batch)
+    good = getattr(result.logits_output, _GOOD, None)
+    if good is None:
+        return runs
+    for index, (request, kept) in enumerate(zip(batch.reqs, good.tolist(), strict=True)):
+        if live[index] and kept < len(runs[index]):
+            shorten_run(request, result, index, had=len(runs[index]), kept=kept)
+            runs[index] = runs[index][:kept]
+            _abort(request)
+    return runs
+
+
+def process_single(original: Callable[..., None], processor: Any, batch: Any, result: Any) -> None:
+    """Around the result processors of prefill and plain decode: one row a request."""
+    bad = getattr(getattr(result, "logits_output", None), _BAD, None)
+    if bad is not None:
+        if result.copy_done is not None:
+            result.copy_done.synchronize()
+        for request, flagged in zip(batch.reqs, bad.tolist(), strict=False):
+            if (
+                flagged
+                and not request.finished()
+                and not request.is_retracted
+                and request.inflight_middle_chunks <= 0
+            ):
+                _abort(request)
+    original(processor, batch, result)
+
+
+def release(original: Callable[..., None], request: Any, tree_cache: Any, is_insert: bool = True) -> None:
+    """Around the release of KV: what produced NaN must not be handed to the next request with this prefix."""
+    original(request, tree_cache, is_insert and not getattr(request, _BAD, False))
+
+
+def _abort(request: Any) -> None:
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    counters.add("nonfinite_logits_aborts")
+    setattr(request, _BAD, True)
+    request.to_finish = FINISH_ABORT(
+        f"after {len(request.output_ids)} output tokens the logits were NaN or infinite, or no token was allowed; "
+        "this request was aborted, others are not affected. Usual causes: overflow in activations or KV scales "
+        "(try --dtype bfloat16 or --kv-cache-dtype auto), damaged weights, or a grammar that forbids what "
+        "min_new_tokens or logit_bias demands.",
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "InternalServerError",
+    )
