@@ -1,4 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# ruff: noqa: SIM102, SIM108
 """Stage one in Triton: one program reads one chunk of one request's keys, once, for all of its query rows.
 
 Operands are swapped against the usual order: S^T[keys, rows] = K Q^T and O^T[value dims, rows] = V^T P^T. A
