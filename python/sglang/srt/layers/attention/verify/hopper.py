@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: SIM108
 """Stage one for absorbed MLA on Hopper, in Gluon: the same function as ``split.split_kernel``, explicit schedule.
 
 Four producer warps copy tiles of 64 keys into a ring, the consumer warps multiply. The split of roles is what

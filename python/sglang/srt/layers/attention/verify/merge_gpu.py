@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: SIM102
 """Stage two on a device, in Gluon: the same function as ``merge.merge_kernel`` with its loads made explicit.
 
 The merge is latency and nothing else: at 16k keys it moves 6 MB through L2. Written as plain loads, the

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: SIM108
 """Stage one in Triton: one program reads one chunk of one request's keys, once, for all of its query rows.
 
 Operands are swapped against the usual order: S^T[keys, rows] = K Q^T and O^T[value dims, rows] = V^T P^T. A
@@ -19,7 +19,6 @@ from triton.language.extra import cuda
 def split_kernel(
     q,
     k_pool,
-    v_pool,
     out,
     lse,
     partial,
@@ -28,6 +27,7 @@ def split_kernel(
     req_pool_indices,
     table,
     indptr,
+    v_pool,
     mask,
     mask_indptr,
     stride_table,
