@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Stage two: weigh the partial results of a request's splits by their log-sum-exp and add them up.
+"""Stage two in Triton: weigh the partial results of a request's splits by their log-sum-exp and add them up.
 
-Rows x value chunks run in parallel, and all loads of a program are in flight at once; the order of the sum is
-fixed by the split index, so repeats are bitwise equal. Launched with programmatic dependent launch, its blocks
-are resident before the last split finishes.
+Rows x value chunks run in parallel; the order of the sum is fixed by the split index, so repeats are bitwise
+equal. This form serves the interpreter and is the reference of ``merge_gpu``, which runs on devices.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def merge_kernel(
     b = row // rows
     first, count = locate_request(
         tl.arange(0, BATCH_LANES), b, seq_lens, req_pool_indices, batch, target,
-        TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
     )  # fmt: skip
     # Every program must wait, also one with nothing to do: this grid's completion stands for the split's.
     if EARLY_MERGE:

@@ -102,7 +102,7 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         request,
         tile,
         splits,
-        choose_merge(family, request.v_dim),
+        choose_merge(family, items),
         target,
         items,
         row_blocks,

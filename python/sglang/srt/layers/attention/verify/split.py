@@ -1,4 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# ruff: noqa: SIM108
 """Stage one in Triton: one program reads one chunk of one request's keys, once, for all of its query rows.
 
 Operands are swapped against the usual order: S^T[keys, rows] = K Q^T and O^T[value dims, rows] = V^T P^T. A
@@ -18,7 +19,6 @@ from triton.language.extra import cuda
 def split_kernel(
     q,
     k_pool,
-    v_pool,
     out,
     lse,
     partial,
@@ -27,6 +27,7 @@ def split_kernel(
     req_pool_indices,
     table,
     indptr,
+    v_pool,
     mask,
     mask_indptr,
     stride_table,
@@ -74,9 +75,9 @@ def split_kernel(
         cuda.gdc_launch_dependents()
     work = tl.program_id(0)
     lanes = tl.arange(0, BATCH_LANES)
-    b, first, count, length, chunk = locate_work(
+    b, pool_index, first, count, length, chunk = locate_work(
         lanes, work, seq_lens, req_pool_indices, batch, target,
-        TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
     )  # fmt: skip
     lo = (work - first) * chunk
     hi = tl.minimum(length, lo + chunk)
@@ -109,7 +110,7 @@ def split_kernel(
     if MASK_LAYOUT == 2:
         mask_row = mask + tl.load(mask_indptr + b) + token.to(tl.int64) * length
     if HAS_TABLE:
-        slots = table + tl.load(req_pool_indices + b).to(tl.int64) * stride_table
+        slots = table + pool_index.to(tl.int64) * stride_table
     else:
         slots = table + tl.load(indptr + b)
 

@@ -92,8 +92,11 @@ def choose_splits(family: str, kind: str) -> Splits:
     return Splits(grain=16, min_keys=128, short_keys=2048, short_min=64, per_sm=2)
 
 
-def choose_merge(family: str, dim: int) -> Merge:
-    """Merge tile for ``dim`` value dims."""
+def choose_merge(family: str, items: int) -> Merge:
+    """Merge tile when one request may have up to ``items`` splits: one round for up to 256 of them."""
     if family == "interpreter":
         return Merge(8, 512, 1)
-    return Merge(64, 64, 4)
+    block_s = 32
+    while block_s < min(items, 256):
+        block_s *= 2
+    return Merge(block_s, 32, 4)
