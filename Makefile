@@ -13,9 +13,13 @@ TESTS ?= test
 
 # A server imports thousands of modules; without its byte code each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
-# uv does not read pip's variables. Where the environment points pip somewhere, follow it.
+# uv does not read pip's variables. Where the environment points pip somewhere, follow it; pip itself is the
+# second try, for what a pip.conf says.
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+ifdef PIP_EXTRA_INDEX_URL
+export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
@@ -24,10 +28,10 @@ ifdef PIP_CERT
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help compose pin check-patches check-forward export wheel venv dev test lint format clean
+.PHONY: help readme-tables compose pin check-patches check-forward export wheel venv dev test demo lint format clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 compose:  ## upstream + patches + overlay -> build/composed
 	$(ENGINE) compose
@@ -41,9 +45,9 @@ check-patches:  ## resolve every anchor, verify hashes, compile what changed
 export:  ## git-format patches against clean upstream -> build/export, proven to apply
 	$(ENGINE) export
 
-check-forward:  ## WHEEL=path: which anchors still resolve in another upstream version
-	@test -n "$(WHEEL)" || { echo "usage: make check-forward WHEEL=path/to/sglang-VERSION-...whl" >&2; exit 2; }
-	$(ENGINE) forward --wheel $(WHEEL)
+check-forward:  ## WHEEL=path or VERSION=x: which anchors still resolve in another upstream version
+	@test -n "$(WHEEL)$(VERSION)" || { echo "usage: make check-forward WHEEL=path | VERSION=0.5.23" >&2; exit 2; }
+	$(ENGINE) forward $(if $(WHEEL),--wheel $(WHEEL),--version $(VERSION))
 
 wheel:  ## dist/sglang-0.5.17+verify.N-*.whl
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -54,7 +58,8 @@ venv: $(READY)  ## .venv with the pinned requirements of serving on a CPU, linti
 $(READY): requirements/dev.txt
 	$(BOOTSTRAP_PYTHON) -m venv $(VENV)
 	$(IN_VENV) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(VENV)/bin/uv pip install --quiet --python $(IN_VENV) --no-deps -r requirements/dev.txt
+	$(VENV)/bin/uv pip install --quiet --python $(IN_VENV) --no-deps -r requirements/dev.txt \
+		|| $(IN_VENV) -m pip install --quiet --no-deps -r requirements/dev.txt
 	@touch $@
 
 dev: $(READY)  ## the fork importable in .venv; after an edit, `make compose` is enough
@@ -64,6 +69,29 @@ dev: $(READY)  ## the fork importable in .venv; after an edit, `make compose` is
 test: dev  ## all tests that need no GPU (TESTS=path for some)
 	OMP_NUM_THREADS=1 $(IN_VENV) -m pytest -m "not slow and not gpu" $(TESTS)
 
+# The demo needs less than the tests do: without a .venv it makes a smaller one of its own.
+DEMO_VENV = $(if $(wildcard $(READY)),$(VENV),.venv-demo)
+DEMO_ARGS ?=
+
+.venv-demo/.ready: requirements/cpu.txt
+	@echo "1/3 environment: .venv-demo, about 4.6 GB, from requirements/cpu.txt"
+	$(BOOTSTRAP_PYTHON) -m venv .venv-demo
+	.venv-demo/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	.venv-demo/bin/uv pip install --quiet --python .venv-demo/bin/python --no-deps -r requirements/cpu.txt
+	.venv-demo/bin/uv pip install --quiet --python .venv-demo/bin/python --no-deps $$(grep -E '^(libcst|wheel)==' requirements/dev.txt)
+	@# PyPI's torch is the CUDA build. What it loads only on a GPU, and static archives, are 0.7 GB that a CPU never reads.
+	@find .venv-demo \( -name '*.a' -o -name 'libcudnn_engines_precompiled*' -o -name 'libcudnn_adv*' \
+		-o -name 'libcusolverMg*' -o -name 'libnvrtc*.alt*' \) -delete
+	@touch $@
+
+demo: $(DEMO_VENV)/.ready  ## serve the shipped model with and without EAGLE-3 on this CPU and compare
+	@echo "2/3 the fork: upstream, patches and overlay"
+	@$(DEMO_VENV)/bin/python -m patches.engine compose
+	@$(DEMO_VENV)/bin/uv pip install --quiet --python $(DEMO_VENV)/bin/python --no-deps --no-build-isolation --editable .
+	@echo "3/3 two servers, one after the other"
+	@$(DEMO_VENV)/bin/python -m sglang.verify_demo --model-path models/nano --draft-path models/nano-eagle3 \
+		--prompts models/prompts.jsonl --out benchmark/results/cpu_demo.json $(DEMO_ARGS)
+
 lint: $(READY)  ## ruff and mypy
 	$(IN_VENV) -m ruff check .
 	$(IN_VENV) -m ruff format --check .
@@ -72,6 +100,10 @@ lint: $(READY)  ## ruff and mypy
 format: $(READY)  ## let ruff format and fix
 	$(IN_VENV) -m ruff check --fix .
 	$(IN_VENV) -m ruff format .
+
+readme-tables:  ## benchmark rows -> headline.json -> the marked tables of README and docs
+	PYTHONPATH=python $(PYTHON) -m sglang.bench_verify headline
+	PYTHONPATH=python $(PYTHON) -m sglang.bench_verify tables $(wildcard README.md docs/*.md)
 
 clean:  ## remove build products; the venv and the wheel cache stay
 	rm -rf build dist

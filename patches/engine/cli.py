@@ -13,6 +13,7 @@ from patches.engine import export as exporting
 from patches.engine import forward as forwarding
 from patches.engine import pin as pinning
 from patches.engine.errors import EngineError
+from patches.engine.fetch import fetch_other
 from patches.engine.project import Project, find_root
 from patches.engine.survey import table
 
@@ -48,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(run=_export)
 
     one = commands.add_parser("forward", help="which anchors still resolve in another upstream version")
-    one.add_argument("--wheel", type=Path, required=True, help="the other version's wheel; hashes are waived")
+    which = one.add_mutually_exclusive_group(required=True)
+    which.add_argument("--wheel", type=Path, help="the other version's wheel; hashes are waived")
+    which.add_argument("--version", help="fetch that version's wheel through pip")
     one.add_argument("--strict", action="store_true", help="exit status 1 if a topic no longer applies")
     one.set_defaults(run=_forward)
 
@@ -102,7 +105,8 @@ def _export(project: Project, options: argparse.Namespace) -> int:
 
 
 def _forward(project: Project, options: argparse.Namespace) -> int:
-    outcome = forwarding.forward(project, options.wheel)
+    wheel = options.wheel or fetch_other(project.pins(), options.version)
+    outcome = forwarding.forward(project, wheel)
     print(table(outcome.rows))
     for fault in outcome.faults:
         print(f"also: {fault}")

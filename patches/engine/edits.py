@@ -92,15 +92,21 @@ def _one(found: list[Place], sought: str, known: list[str], wanted: str) -> Plac
             f"{len(found)} places",
             "narrow the matcher with `mentions`, or give `nth` with the reason in `because`",
         )
-    last = wanted.rpartition(".")[2].lower()
-    near = difflib.get_close_matches(wanted, known, n=5, cutoff=0.4)
-    near += [name for name in known if last and last in name.lower() and name not in near][: 5 - len(near)]
+    near = _near(wanted, known)
     raise NotFound(
         sought,
         "nothing",
         "look at the upstream file: if the name moved, change the anchor; if the code is gone, retire the topic",
         near or sorted(set(known))[:5],
     )
+
+
+def _near(wanted: str, known: list[str]) -> list[str]:
+    """Up to five names near ``wanted``: first those that hold its last part, as a renaming often does."""
+    last = wanted.rpartition(".")[2].lower()
+    holding = sorted({name for name in known if last and last in name.lower()}, key=len)
+    close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.4)
+    return list(dict.fromkeys([*holding[:3], *close]))[:5]
 
 
 _PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.Load, ast.Starred, ast.keyword, ast.Subscript)

@@ -82,31 +82,70 @@ def _from_directory(wheel: Wheel, directory: Path) -> Path:
     return path
 
 
+def fetch_other(pins: Pins, version: str) -> Path:
+    """The wheel of another upstream version, for a look forward: through pip, without a pinned hash.
+
+    Raises:
+        EngineError: pip could not fetch it.
+    """
+    pinned = pick(pins)
+    cached = cache_directory() / "other" / version / pinned.file.replace(f"-{pins.base}-", f"-{version}-", 1)
+    if not cached.is_file():
+        _pip_download(pinned.tag, cached, f"{pins.name}=={version}")
+    return cached
+
+
 def _download(pins: Pins, wheel: Wheel, cached: Path) -> Path:
+    _pip_download(
+        wheel.tag, cached, f"{pins.name}=={pins.base} --hash=sha256:{wheel.sha256}", "--require-hashes"
+    )
+    if file_digest(cached) != wheel.sha256:
+        cached.unlink()
+        raise EngineError(f"the index served a {wheel.file} whose hash is not the pinned one")
+    return cached
+
+
+def _pip_download(tag: str, cached: Path, requirement: str, *flags: str) -> None:
+    """Fetch one wheel through pip, which knows the user's index, proxy and credentials, to ``cached``."""
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EngineError(
             f"the wheel cache {cached.parent} cannot be written ({error.strerror}); set XDG_CACHE_HOME"
         ) from error
-    python = wheel.tag.removeprefix("cp")
+    python = tag.removeprefix("cp")
     with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
-        pinned = Path(scratch) / "pinned.txt"
-        pinned.write_text(f"{pins.name}=={pins.base} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += ["--require-hashes", "--python-version", f"{python[0]}.{python[1:]}", "--dest", scratch]
-        command += ["--implementation", "cp", "--abi", wheel.tag]
-        command += ["--platform", wheel.file.rsplit("-", 1)[1].removesuffix(".whl"), "-r", str(pinned)]
+        listed = Path(scratch) / "wanted.txt"
+        listed.write_text(requirement + "\n", encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            *flags,
+        ]
+        command += ["--python-version", f"{python[0]}.{python[1:]}", "--implementation", "cp", "--abi", tag]
+        command += [
+            "--platform",
+            cached.name.rsplit("-", 1)[1].removesuffix(".whl"),
+            "--dest",
+            scratch,
+            "-r",
+            str(listed),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        fetched = Path(scratch) / wheel.file
-        if done.returncode != 0 or not fetched.is_file():
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            cause = lines[-1] if lines else f"pip ended with status {done.returncode}"
-            raise EngineError(
-                f"could not fetch {wheel.file}: {cause}\n"
-                f"without a network, download the wheel elsewhere and name its directory in {WHEELS_VARIABLE}"
-            )
-        if file_digest(fetched) != wheel.sha256:
-            raise EngineError(f"the index served a {wheel.file} whose hash is not the pinned one")
-        os.replace(fetched, cached)
-    return cached
+        fetched = Path(scratch) / cached.name
+        if done.returncode == 0 and fetched.is_file():
+            os.replace(fetched, cached)
+            return
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    cause = lines[-1] if lines else f"pip ended with status {done.returncode}"
+    if "No module named pip" in cause:
+        cause = f"{sys.executable} has no pip (`python -m ensurepip` adds it)"
+    raise EngineError(
+        f"could not fetch {cached.name}: {cause}\n"
+        f"without a network, download the wheel elsewhere and name its directory in {WHEELS_VARIABLE}"
+    )

@@ -65,7 +65,8 @@ def survey(topics: list[Topic], sources: Sources, base: str, pins: dict[str, str
                         check_pin(topic, edit, sources, pins, base)
                 except EngineError as error:
                     state, fault = _short(error), error
-            rows.append(Row(topic.name, edit.kind(), edit.file, edit.scope, edit.describe(), state, fault))
+            sought = edit.describe().removesuffix(f" of {edit.scope}")  # the table has a column for the scope
+            rows.append(Row(topic.name, edit.kind(), edit.file, edit.scope, sought, state, fault))
     return rows
 
 

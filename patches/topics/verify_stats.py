@@ -1,4 +1,4 @@
-from patches.engine import Around, Topic
+from patches.engine import Around, Call, ReplaceArgument, Topic
 
 HOOKS = "sglang.srt.speculative.stats.hooks"
 WORKER = "sglang/srt/speculative/eagle_worker_v2.py"
@@ -52,6 +52,14 @@ TOPIC = Topic(
             file="sglang/srt/managers/tokenizer_manager.py",
             scope="TokenizerManager._calculate_spec_decoding_metrics",
             hook=f"{HOOKS}:meta_info",
+        ),
+        ReplaceArgument(
+            file="sglang/srt/entrypoints/openai/serving_chat.py",
+            scope="OpenAIServingChat._build_chat_response",
+            match=Call("ChatCompletionResponse"),
+            argument="metadata",
+            hook="sglang.srt.speculative.stats.export:chat_metadata",
+            args=("ret",),
         ),
     ),
 )

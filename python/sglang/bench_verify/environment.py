@@ -107,9 +107,7 @@ def capture(command: str | None = None, root: str | Path | None = None) -> Envir
     """
     record = Environment(
         taken=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        command=command
-        if command is not None
-        else shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        command=command if command is not None else own_command(),
         commit=_commit(Path(root) if root is not None else Path(__file__).resolve().parent),
         python=platform.python_version(),
         packages=_packages(),
@@ -231,7 +229,10 @@ def _container() -> str:
 
 
 def _commit(root: Path) -> str:
-    text = gpu.probe("git", "-C", str(root), "rev-parse", "HEAD").strip()
+    # An image or a packed tree has no git: whoever packed it says which commit it was.
+    text = gpu.probe("git", "-C", str(root), "rev-parse", "HEAD").strip() or os.environ.get(
+        "SGLANG_FORK_COMMIT", ""
+    )
     if text and gpu.probe("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no").strip():
         text += "+changes"
     return text

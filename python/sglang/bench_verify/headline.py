@@ -76,9 +76,12 @@ RULES = (
         over={"tokens": 1},
     ),
     Rule("{machine}.all_reduce_norm_us.{shape}", "all_reduce", "all_reduce_norm_us"),
-    Rule("{machine}.demo.accept_length", "demo", "accept_length", lower_is_better=False),
-    Rule("{machine}.demo.startup_s", "demo", "startup_s"),
-    Rule("{machine}.demo.tok_s", "demo", "tok_s", lower_is_better=False),
+    Rule("{machine}.demo.accept_length", "demo_summary", "accept_length", lower_is_better=False),
+    Rule("{machine}.demo.startup_s", "demo_summary", "startup_s", {"draft_tokens": 3}),
+    Rule("{machine}.demo.tok_s", "demo_summary", "tok_s", {"draft_tokens": 3}, lower_is_better=False),
+    Rule(
+        "{machine}.demo.baseline_tok_s", "demo_summary", "tok_s", {"draft_tokens": 0}, lower_is_better=False
+    ),
     Rule("{machine}.stats.overhead_percent", "stats_cost", "overhead_percent"),
 )
 

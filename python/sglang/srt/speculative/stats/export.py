@@ -13,6 +13,7 @@ from sglang.srt.speculative.stats.accept import position_rates
 from sglang.srt.speculative.stats.breakeven import Verdict
 from sglang.srt.speculative.stats.collector import Collector, Window
 from sglang.srt.speculative.stats.ranks import rank_records
+from sglang.srt.speculative.stats.totals import PhaseTotals
 
 START_ATTRIBUTE = "_spec_stats_start"
 
@@ -88,6 +89,9 @@ def snapshot(stats: Collector, scheduler: Any) -> dict[str, Any]:
         "launch_ms": stats.totals.mean_host(),
         "cycle_ms": stats.totals.cycle_ms,
         "decode_ms": stats.decode.mean(),
+        # Sums and counts beside the means: whoever reads twice gets the figures of what lay between.
+        "phase_totals": _sums(stats.totals),
+        "decode_totals": _sums(stats.decode),
         "kept_length": stats.kept.length,
         "kept_histogram": list(stats.kept.counts),
         "kept_by_position": stats.kept.by_position(),
@@ -104,6 +108,10 @@ def snapshot(stats: Collector, scheduler: Any) -> dict[str, Any]:
             "topics": {t.name: t.state for t in state.topics},
         },
     }
+
+
+def _sums(totals: PhaseTotals) -> dict[str, list[float]]:
+    return {name: [totals.ms[name], count] for name, count in totals.counts.items()}
 
 
 def graph_capture(scheduler: Any) -> dict[str, float]:
@@ -134,3 +142,16 @@ def write_baseline(stats: Collector) -> None:
     if path and stats.decode.cycles and not stats.kept.cycles:
         with contextlib.suppress(OSError):
             stats.baseline.save(path)
+
+
+def chat_metadata(metadata: Any, answers: Any) -> Any:
+    """The speculative fields of the first choice, added to a chat answer's ``metadata``.
+
+    Upstream gives them to ``/generate`` only, so that acceptance on real conversations stays invisible.
+    """
+    try:
+        info = answers[0]["meta_info"]
+    except (IndexError, KeyError, TypeError):
+        return metadata
+    fields = {name: value for name, value in info.items() if str(name).startswith("spec_")}
+    return {**(metadata or {}), **fields} if fields else metadata

@@ -1,0 +1,229 @@
+"""Upstream against the fork on a one-rank slice of Kimi-K2, both resident on one GPU, measured in turn.
+
+Four engines of the same composed tree start side by side: decode and EAGLE-3 (a chain of 3), each with the fork's
+topics on and off. At every context they are measured forth and back with the others idle. Then EAGLE-3 cycles and
+decode steps are profiled at one context. Rows and profiles go to ``--out``.
+
+    python benchmark/slice_ab.py --out benchmark/results/slice_h200.json --profile-out build/profiles.json
+
+Dummy weights route every token alike unless ``--random-router`` is given. The simulated accept length is 2.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang.bench_verify.commands.slice import numbers
+from sglang.bench_verify.environment import capture, under_load
+from sglang.bench_verify.rows import Results, Row
+from sglang.bench_verify.slice import plan as plans
+from sglang.bench_verify.slice.engines import EngineError, EngineSpec, Fleet, SliceOptions, stock_topics
+from sglang.bench_verify.slice.shapes import NAMED, rank_slice
+from sglang.bench_verify.slice.trace import TraceError, load, summarize
+
+# Upstream's EAGLE-3 needs 156 ms a cycle at 64k: few tokens there, and none beyond.
+SLOW_CONTEXT, SLOW_TOKENS = 32768, 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One context: how many tokens each engine generates; engines left out are not measured."""
+
+    context: int
+    tokens: dict[str, int]
+
+
+def specifications(names: Sequence[str], accept_length: float) -> list[EngineSpec]:
+    """Engines by name: ``{upstream,fork}-{decode,eagle3}``, with ``-no-TOPIC`` for a fork with one topic off."""
+    stock = stock_topics()
+    found = []
+    for name in names:
+        base, _, off = name.partition("-no-")
+        variant, _, kind = base.partition("-")
+        if variant not in ("upstream", "fork") or kind not in ("decode", "eagle3"):
+            raise SystemExit(
+                f"engine {name!r}: use upstream-decode, upstream-eagle3, fork-decode, fork-eagle3"
+            )
+        topics = stock if variant == "upstream" else tuple(part for part in off.split("+") if part)
+        steps = 2 if kind == "eagle3" else 0
+        found.append(EngineSpec(name, steps, variant, topics_off=topics, accept_length=accept_length))
+    return found
+
+
+def cases(contexts: Sequence[int], engines: Sequence[str], tokens: int) -> list[Case]:
+    """What is measured at each context."""
+    found = []
+    for context in contexts:
+        counts = {}
+        for name in engines:
+            slow = name.startswith("upstream-eagle3") and context > SLOW_CONTEXT
+            if slow and context > 2 * SLOW_CONTEXT:
+                continue
+            counts[name] = SLOW_TOKENS if slow else tokens
+        found.append(Case(context, counts))
+    return found
+
+
+def measure(fleet: Fleet, case: Case, rounds: int, deadline: float, machine: str) -> list[Row]:
+    """Rows of one context; engines run forth, then back, so that a drifting clock hits all alike."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    figures: dict[str, list[dict[str, Any]]] = {name: [] for name in case.tokens if name in fleet.engines}
+    for turn in range(rounds):
+        for name in list(figures) if turn % 2 == 0 else list(reversed(figures)):
+            if time.monotonic() > deadline:
+                break
+            try:
+                figures[name].append(fleet.measure(name, case.context, tokens=case.tokens[name]))
+            except EngineError as error:
+                fleet.failures[f"{name} at {case.context}"] = str(error)
+    rows = []
+    for name, samples in figures.items():
+        if samples:
+            engine = fleet.engines[name]
+            row = plans.row(fleet, engine, samples, case.context, 1, case.tokens[name], machine, started)
+            rows.append(dataclasses.replace(row, case={**row.case, "engine": name}))
+            metric = row.metrics.get("cycle_ms") or row.metrics["decode_ms"]
+            print(
+                f"{name:24} {case.context:7} {metric.value:8.3f} ms  spread {metric.spread:.3f}", flush=True
+            )
+    return rows
+
+
+def with_state(fleet: Fleet, rows: Sequence[Row]) -> list[Row]:
+    """Rows with what their engines say at the end: which path ran, fallbacks by reason, capture times."""
+    states: dict[str, dict[str, Any]] = {}
+    for name, engine in fleet.engines.items():
+        try:
+            states[name] = engine.state()
+        except EngineError as error:
+            fleet.failures[f"state of {name}"] = str(error)
+    found = []
+    for row in rows:
+        state = states.get(str(row.case["engine"]), {})
+        counters = dict(row.counters)
+        for path, reasons in state.get("fallbacks", {}).items():
+            counters |= {f"fallback.{path}: {reason}": count for reason, count in reasons.items()}
+        counters |= {f"count.{name}": value for name, value in state.get("counters", {}).items()}
+        counters |= {f"capture_s.{kind}": value for kind, value in state.get("graph_capture_s", {}).items()}
+        found.append(dataclasses.replace(row, counters=counters))
+    return found
+
+
+def profiles(fleet: Fleet, context: int, tokens: int, folder: Path) -> list[dict[str, Any]]:
+    """A profile of every engine at one context."""
+    found = []
+    for name, engine in fleet.engines.items():
+        graphs = 3 if engine.spec.steps else 1
+        try:
+            trace = engine.profile(context, tokens, folder / name)
+            cycle = summarize(load(trace), graphs)
+        except (EngineError, TraceError, OSError) as error:
+            fleet.failures[f"profile of {name}"] = str(error)
+            continue
+        found.append({"engine": name, "context": context, **cycle.as_dict()})
+        print(
+            f"{name:24} {context:7} wall {cycle.wall_us:.0f} us, device busy {cycle.busy_us:.0f}, kernels "
+            f"{cycle.kernels:.0f}, outside graphs {cycle.launches_outside_graphs:.1f}, copies {cycle.copies:.1f}, "
+            f"syncs {cycle.syncs:.1f}, graph launch {cycle.graph_launch_us:.0f} us",
+            flush=True,
+        )
+        for kernel, (us, calls) in list(cycle.kernels_by_time.items())[:8]:
+            print(f"    {us:8.1f} us {calls:6.1f} x  {kernel}", flush=True)
+    return found
+
+
+def await_file(path: Path, limit_s: float) -> None:
+    """Wait until ``path`` exists, at most ``limit_s`` seconds."""
+    until = time.monotonic() + limit_s
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.2)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engines", default="upstream-decode,upstream-eagle3,fork-decode,fork-eagle3")
+    parser.add_argument("--contexts", type=numbers, default=numbers("1k,16k,64k,128k"))
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--accept-length", type=float, default=2.0)
+    parser.add_argument("--seconds", type=float, default=900.0, help="time limit of the measurements")
+    parser.add_argument("--start-seconds", type=float, default=300.0, help="time limit of the start")
+    parser.add_argument(
+        "--start-when", default="", metavar="FILE", help="measure once this file exists (other work is done)"
+    )
+    parser.add_argument("--random-router", action="store_true", help="noise in place of the router's logits")
+    parser.add_argument("--profile-context", type=int, default=1024, help="0: no profile")
+    parser.add_argument("--profile-tokens", type=int, default=64)
+    parser.add_argument("--machine", default="h200")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--backend", default="triton")
+    parser.add_argument("--folder", default="", help="scratch for models and traces (default: temporary)")
+    parser.add_argument("--out", default="")
+    parser.add_argument("--profile-out", default="")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; status 1 if an engine did not start or a measurement failed."""
+    args = parse(argv)
+    names = [name.strip() for name in args.engines.split(",")]
+    shape = rank_slice(NAMED["kimi-k2.5"], 8, args.layers, args.experts)
+    plan = cases(args.contexts, names, args.tokens)
+    options = SliceOptions(
+        device=args.device,
+        backend=args.backend,
+        dtype=args.dtype,
+        pool_tokens=max(args.contexts) + args.tokens + 4096,
+        random_router=args.random_router,
+        start_limit_s=args.start_seconds,
+    )
+    results = Results(environments=[capture()])
+    rows: list[Row] = []
+    cycles: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(args.folder or scratch)
+        begin = time.monotonic()
+        with Fleet(shape, specifications(names, args.accept_length), folder, options) as fleet:
+            print(
+                f"{len(fleet.engines)} of {len(names)} engines up in {time.monotonic() - begin:.0f} s",
+                flush=True,
+            )
+            if args.start_when:
+                await_file(Path(args.start_when), args.start_seconds)
+            deadline = time.monotonic() + args.seconds
+            with under_load(results.environments[0]):
+                for case in plan:
+                    rows += measure(fleet, case, args.rounds, deadline, args.machine)
+            if args.profile_context:
+                cycles = profiles(fleet, args.profile_context, args.profile_tokens, folder / "traces")
+            rows = with_state(fleet, rows)
+            failures = dict(fleet.failures)
+    for row in rows:
+        results.add(row)
+    for name, reason in failures.items():
+        print(f"FAILED {name}: {reason[-2000:]}", file=sys.stderr)
+    if args.out:
+        results.save(args.out)
+    if args.profile_out:
+        Path(args.profile_out).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.profile_out).write_text(json.dumps(cycles, indent=1) + "\n", encoding="utf-8")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

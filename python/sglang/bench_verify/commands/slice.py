@@ -1,0 +1,132 @@
+"""``slice``: a tensor-parallel rank of a large model on one GPU, upstream's behaviour against the fork's."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+
+from sglang.bench_verify.environment import Rank, capture, under_load
+from sglang.bench_verify.progress import progress
+from sglang.bench_verify.rows import Results, Row
+from sglang.bench_verify.show import print_table, print_verdicts, slice_rows
+from sglang.bench_verify.slice import plan as plans
+from sglang.bench_verify.slice.engines import EngineError, Fleet, SliceOptions
+from sglang.bench_verify.slice.shapes import find, rank_slice
+from sglang.bench_verify.verdict import verdicts
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """``1k,16k,65536`` as numbers of tokens."""
+    found = []
+    for part in text.split(","):
+        part = part.strip().lower()
+        found.append(int(part[:-1]) * 1024 if part.endswith("k") else int(part))
+    return tuple(found)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("--model", default="kimi-k2.5", help="kimi-k2.5, deepseek-v3, or a config.json")
+    parser.add_argument("--tp", type=int, default=8, help="ranks of the deployment that the slice is one of")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument(
+        "--experts", type=int, help="experts kept (default: all; 64 fit four engines on one GPU)"
+    )
+    parser.add_argument(
+        "--contexts", type=numbers, default=(1024, 16384, 65536), help="for example 1k,16k,64k"
+    )
+    parser.add_argument("--batches", type=numbers, default=(1,))
+    parser.add_argument("--steps", type=numbers, default=(0, 2), help="draft steps, 0 to 4; 0 = plain decode")
+    parser.add_argument("--variants", default="upstream,fork")
+    parser.add_argument(
+        "--upstream-package", default="", help="folder of a clean upstream sglang (default: topics off)"
+    )
+    parser.add_argument("--accept-length", type=float, default=2.0, help="simulated; 0 = real acceptance")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="time limit of the measurements")
+    parser.add_argument("--backend", default="triton")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--dummy-router", action="store_true", help="leave the router's logits as dummy weights give them"
+    )
+    parser.add_argument(
+        "--machine", default="h200", help="short name of the machine, first part of headline names"
+    )
+    parser.add_argument(
+        "--folder", default="", help="where the dummy models lie (default: a temporary folder)"
+    )
+    parser.add_argument("--out", default="", help="results file to write")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the table and the verdicts, write the rows; status 1 when nothing could be measured."""
+    shape = rank_slice(find(args.model), args.tp, args.layers, args.experts)
+    plan = plans.SlicePlan(
+        contexts=args.contexts,
+        batches=args.batches,
+        steps=args.steps,
+        variants=tuple(part.strip() for part in args.variants.split(",")),
+        rounds=args.rounds,
+        tokens=args.tokens,
+        seconds=args.seconds,
+    )
+    options = SliceOptions(
+        device=args.device,
+        backend=args.backend,
+        dtype=args.dtype,
+        pool_tokens=plans.pool_tokens(plan),
+        max_batch=max(plan.batches),
+        random_router=not args.dummy_router,
+    )
+    specs = plans.specs(plan, args.accept_length or None, args.upstream_package)
+    results = Results(environments=[capture()])
+    with tempfile.TemporaryDirectory() as scratch, progress("slice") as report:
+        report(f"starting {len(specs)} engines", 0, 1)
+        with Fleet(shape, specs, args.folder or scratch, options) as fleet:
+            with under_load(results.environments[0]):
+                rows = plans.run(fleet, plan, args.machine, report)
+            rows = [_with_state(fleet, row, results) for row in rows]
+            failures = dict(fleet.failures)
+    for row in rows:
+        results.add(row)
+    print_table(f"{shape.name}, {shape.layers} layers, {shape.experts} experts", slice_rows(results.rows))
+    print_verdicts(verdicts(results.rows))
+    for name, reason in failures.items():
+        print(f"not measured: {name}: {reason}")
+    if args.out:
+        results.save(args.out)
+        print(f"rows written to {args.out}")
+    return 0 if results.rows else 1
+
+
+def _with_state(fleet: Fleet, row: Row, results: Results) -> Row:
+    """Add what the engine says about itself: fallbacks, counters, capture times; ranks go to the record."""
+    engine = next(
+        (
+            item
+            for item in fleet.engines.values()
+            if item.spec.variant == row.variant and item.spec.draft_tokens == row.case["draft_tokens"]
+        ),
+        None,
+    )
+    if engine is None:
+        return row
+    try:
+        state = engine.state()
+    except EngineError:
+        return row
+    counters = dict(row.counters)
+    for path, reasons in state.get("fallbacks", {}).items():
+        for reason, count in reasons.items():
+            counters[f"fallback.{path}: {reason}"] = count
+    for name, value in state.get("counters", {}).items():
+        counters[f"count.{name}"] = value
+    for kind, seconds in state.get("graph_capture_s", {}).items():
+        counters[f"capture_s.{kind}"] = seconds
+    record = results.environments[row.environment]
+    if not record.ranks:
+        record.ranks = [Rank(**item) for item in state.get("ranks", [])]
+    return dataclasses.replace(row, counters=counters)

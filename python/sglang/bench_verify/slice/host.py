@@ -1,0 +1,139 @@
+"""One engine in a process of its own, driven by lines of JSON on standard input.
+
+Started by ``engines.Fleet``, once a variant: switches of the fork, simulated acceptance and the router's
+noise are read from the environment when modules are imported, so variants cannot share a process.
+
+Requests: ``{"op": "measure", "context": C, "batch": B, "tokens": N, "seed": S}``, ``{"op": "state"}``,
+``{"op": "profile", "context": C, "tokens": N, "folder": F, "seed": S}`` and ``{"op": "stop"}``.
+Every answer is one line that starts with ``MARK``; other output of the engine is not an answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MARK = "@bench_verify "
+# Tokens before the measured stretch: the first cycles after a prefill fill caches and pick up graphs.
+LEAD = 8
+
+
+def measure(engine: Any, context: int, batch: int, tokens: int, seed: int, vocabulary: int) -> dict[str, Any]:
+    """Milliseconds of a token and of a cycle at one context.
+
+    The same prompts are run for ``LEAD`` and for ``LEAD + tokens`` tokens; the difference is decode only.
+    The prompt is in the prefix cache after its first run, so neither of the two pays for a prefill.
+    """
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(10, vocabulary - 10) for _ in range(context)] for _ in range(batch)]
+    marks = []
+    # The first call fills the prefix cache and is not used.
+    for count in (2, LEAD, LEAD + tokens):
+        begin = time.perf_counter()
+        outputs = engine.generate(
+            input_ids=prompts, sampling_params={"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+        )
+        seconds = time.perf_counter() - begin
+        infos = [output["meta_info"] for output in outputs]
+        cycles = max(int(info.get("spec_verify_ct") or info["completion_tokens"]) for info in infos)
+        marks.append((seconds, cycles, infos))
+    elapsed = 1000.0 * (marks[2][0] - marks[1][0])
+    infos = marks[2][2]
+    return {
+        "ms_per_token": elapsed / tokens,
+        "ms_per_cycle": elapsed / max(1, marks[2][1] - marks[1][1]),
+        "phases": _phases(infos),
+        "kept_length": _mean(infos, "spec_kept_length"),
+        "cached_tokens": int(infos[0].get("cached_tokens") or 0),
+        "prefill_s": marks[0][0],
+    }
+
+
+def _phases(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Phase times as the engine measured them; empty without the statistics topic."""
+    record = infos[0].get("spec_cycle") or {}
+    return {name[: -len("_ms")]: float(value) for name, value in record.items() if name.endswith("_ms")}
+
+
+def _mean(infos: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [float(info[name]) for info in infos if info.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def profile(
+    engine: Any, context: int, tokens: int, folder: str, seed: int, vocabulary: int
+) -> dict[str, Any]:
+    """Run one request of ``context`` tokens under the torch profiler; names the trace it left in ``folder``."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(10, vocabulary - 10) for _ in range(context)]
+
+    def generate(count: int) -> None:
+        engine.generate(
+            input_ids=prompt, sampling_params={"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+        )
+
+    # Twice: the first run pays for the prefill, and the trace should hold cycles only.
+    generate(LEAD)
+    generate(LEAD)
+    engine.start_profile(output_dir=folder)
+    generate(tokens)
+    engine.stop_profile()
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        traces = sorted(Path(folder).rglob("*.json.gz"), key=lambda path: path.stat().st_mtime)
+        # A file that still grows is being written.
+        if traces and time.time() - traces[-1].stat().st_mtime > 1.0:
+            return {"trace": str(traces[-1])}
+        time.sleep(0.25)
+    raise TimeoutError(f"no trace in {folder} after 60 s")
+
+
+def state(engine: Any) -> dict[str, Any]:
+    """What the scheduler says about itself: topics, fallbacks, counters, graph capture times, ranks."""
+    info = engine.get_server_info()
+    states = info.get("internal_states") or [{}]
+    found: dict[str, Any] = dict(states[0].get("spec_stats") or {})
+    return found
+
+
+def main() -> int:
+    """Start the engine named on the command line as JSON and serve requests until told to stop."""
+    settings = json.loads(sys.argv[1])
+    vocabulary = int(settings.pop("vocabulary"))
+    begin = time.perf_counter()
+    sglang: Any = importlib.import_module("sglang")
+    engine = sglang.Engine(**settings)
+    _answer({"ready": True, "startup_s": time.perf_counter() - begin})
+    try:
+        for line in sys.stdin:
+            request = json.loads(line)
+            operation = request.pop("op")
+            if operation == "stop":
+                break
+            try:
+                if operation == "state":
+                    result = state(engine)
+                elif operation == "profile":
+                    result = profile(engine, vocabulary=vocabulary, **request)
+                else:
+                    result = measure(engine, vocabulary=vocabulary, **request)
+                _answer({"ok": True, "result": result})
+            except Exception as error:
+                _answer({"ok": False, "error": f"{type(error).__name__}: {error}"})
+    finally:
+        engine.shutdown()
+    return 0
+
+
+def _answer(message: dict[str, Any]) -> None:
+    print(MARK + json.dumps(message, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

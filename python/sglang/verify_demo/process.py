@@ -1,0 +1,152 @@
+"""A server as a child that cannot outlive the demo: own session, bounded stop, memory seen from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from typing_extensions import Self
+
+#: Seconds that a server gets between SIGTERM and SIGKILL. It drains for up to 5 s of its own.
+STOP_GRACE = 10.0
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+class ServerError(RuntimeError):
+    """The server did not come up, or went away; the text holds the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def session_members(session: int) -> list[int]:
+    """Process ids whose session is `session` and that are not zombies."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                # The name in parentheses may hold spaces; what follows the last one does not.
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session and fields[0] != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def proportional_bytes(pids: Sequence[int]) -> int:
+    """Memory of processes in bytes, each shared page split among its users (so that a sum counts it once)."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before exec: if the demo is killed outright, the server is told to stop."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
+
+
+class Server:
+    """A server process for the length of a ``with`` block.
+
+    The child leads its own session: a Ctrl-C in the terminal reaches the demo alone, which then stops every
+    process of that session, also those that the server started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.command = list(command)
+        self.log = log
+        self.peak_bytes = 0
+        self._environment = dict(os.environ if environment is None else environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop_watching = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id, also the session's. Raises RuntimeError outside the ``with`` block."""
+        if self._process is None:
+            raise RuntimeError("the server was not started: use it in a with block")
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises ServerError with the end of the log if the server has exited."""
+        code = None if self._process is None else self._process.poll()
+        if code is not None:
+            raise ServerError(
+                f"the server exited with status {code}; the end of {self.log}:\n{self.tail(20)}"
+            )
+
+    def tail(self, lines: int) -> str:
+        """The last lines of the log."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, self.log.stat().st_size - 16384))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """End every process of the server's session; returns when none is left. Safe to call twice."""
+        self._stop_watching.set()
+        process, grace = self._process, STOP_GRACE
+        if process is None:
+            return
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            for pid in session_members(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+            deadline = time.monotonic() + grace
+            while time.monotonic() < deadline:
+                process.poll()  # reaps the leader
+                if not session_members(process.pid):
+                    break
+                time.sleep(0.05)
+        process.wait(timeout=grace)
+        if self._watcher is not None:
+            self._watcher.join(timeout=grace)
+
+    def _watch_memory(self) -> None:
+        while not self._stop_watching.wait(1.0):
+            self.peak_bytes = max(self.peak_bytes, proportional_bytes(session_members(self.pid)))

@@ -1,0 +1,152 @@
+"""Driver, compute capability, shared memory, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang.verify_doctor.facts import nvidia
+from sglang.verify_doctor.facts.document import section
+from sglang.verify_doctor.findings import Finding, fault, note, ok, warning
+from sglang.verify_doctor.versions import key
+
+GIB = 1 << 30
+CAPABILITY_MIN = (8, 0)
+# The oldest driver that runs programs built for a CUDA release line.
+DRIVER_FOR_CUDA = {12: "525.60.13", 13: "580.65.06"}
+# What a block may use on SM120 (and SM86, SM89); every kernel of the fork has a configuration below it.
+SHARED_MEMORY_LEAST = 101_376
+SHM_LEAST = 1 * GIB
+CPU_MEMORY_LEAST = 4 * GIB
+
+
+def _gpus(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(section(facts, "nvidia").get("gpus") or section(facts, "torch").get("devices") or [])
+
+
+def driver(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """GPU serving needs a driver that torch's CUDA can run on."""
+    found = section(facts, "nvidia")
+    version = found.get("driver")
+    if mode == "cpu":
+        return [note("driver", "no NVIDIA driver: this machine serves on its CPU")] if not version else []
+    cuda = section(facts, "torch").get("cuda")
+    if not version:
+        return [
+            fault(
+                "driver",
+                "no NVIDIA driver answers",
+                "install the driver, or give the container its GPUs (--gpus all)",
+            )
+        ]
+    if section(facts, "torch").get("driver_library") is False:
+        return [
+            fault(
+                "driver",
+                f"{version}, but libcuda.so.1 is not to be found",
+                "give the container the driver's libraries (NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
+            )
+        ]
+    line = int(str(cuda).split(".")[0]) if cuda else 0
+    least = DRIVER_FOR_CUDA.get(line)
+    have, want = key(str(version)), key(least) if least else None
+    if have is not None and want is not None and have < want:
+        return [
+            fault(
+                "driver",
+                f"{version} is older than {least}, which CUDA {cuda} needs",
+                f"update the driver to {least} or later",
+            )
+        ]
+    if not _gpus(facts):
+        return [
+            fault(
+                "driver",
+                f"{version}, but no GPU is visible",
+                "unset CUDA_VISIBLE_DEVICES, or look at `nvidia-smi`",
+            )
+        ]
+    return [ok("driver", f"{version}" + (f" for CUDA {cuda}" if cuda else ""))]
+
+
+def capability(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """No kernel is built for devices before Ampere."""
+    findings = []
+    names: dict[str, int] = {}
+    for index, gpu in enumerate(_gpus(facts)):
+        have = nvidia.capability(gpu.get("capability"))
+        label = f"{gpu.get('name')}" + (f" (capability {have[0]}.{have[1]})" if have else "")
+        names[label] = names.get(label, 0) + 1
+        if have is not None and have < CAPABILITY_MIN:
+            findings.append(
+                fault(
+                    "device",
+                    f"GPU {index} is {label}, the kernels need {CAPABILITY_MIN[0]}.{CAPABILITY_MIN[1]}",
+                    "use a GPU of the Ampere generation or later, or hide this one with CUDA_VISIBLE_DEVICES",
+                )
+            )
+    if len(names) > 1:
+        findings.append(
+            warning(
+                "device",
+                "GPUs differ: " + ", ".join(f"{number}x {label}" for label, number in names.items()),
+                "serve on equal GPUs (CUDA_VISIBLE_DEVICES): the slowest one sets the pace",
+            )
+        )
+    elif names and not findings:
+        label, number = next(iter(names.items()))
+        findings.append(ok("device", f"{number}x {label}"))
+    return findings
+
+
+def shared_memory(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """The kernels choose their tiles by the measured limit, down to that of SM120."""
+    limits = {
+        device["shared_memory_optin_bytes"]
+        for device in section(facts, "torch").get("devices") or []
+        if device.get("shared_memory_optin_bytes")
+    }
+    if not limits:
+        return []
+    least = min(limits)
+    text = f"{least:,} bytes a block"
+    if least < SHARED_MEMORY_LEAST:
+        return [
+            fault(
+                "shared memory",
+                f"{text}, the smallest kernel configuration needs up to {SHARED_MEMORY_LEAST:,}",
+                "switch the verify kernels off with SGLANG_FORK_DISABLE=verify-attention",
+            )
+        ]
+    if least == SHARED_MEMORY_LEAST:
+        return [note("shared memory", f"{text}: the small tiles of SM120 are used")]
+    return [ok("shared memory", text)]
+
+
+def memory(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """Memory of the host and of the GPUs, and the shared memory through which ranks meet."""
+    host = section(facts, "host")
+    findings = []
+    free = host.get("available_bytes")
+    if isinstance(free, int):
+        text = f"{free / GIB:.1f} GiB free on the host, {host.get('cores')} cores"
+        if mode == "cpu" and free < CPU_MEMORY_LEAST:
+            findings.append(
+                fault(
+                    "memory",
+                    f"{text}, a server's three processes alone need about 4 GiB",
+                    "free memory, or raise the container's limit",
+                )
+            )
+        else:
+            findings.append(ok("memory", text))
+    shm = host.get("shm_bytes")
+    if isinstance(shm, int) and shm < SHM_LEAST and nvidia.count(facts) > 1:
+        findings.append(
+            warning(
+                "memory",
+                f"/dev/shm has {shm / GIB:.2f} GiB, ranks exchange buffers there and want {SHM_LEAST / GIB:.0f} GiB or more",
+                "start the container with --shm-size 16g or --ipc host",
+            )
+        )
+    return findings

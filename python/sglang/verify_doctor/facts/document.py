@@ -1,0 +1,79 @@
+"""Gathering all sections, and the file they are kept in."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang.verify_doctor.facts import children, fork, host, nccl, nvidia, packages, pci
+
+VERSION = 1
+
+Facts = dict[str, Any]
+
+
+def gather() -> Facts:
+    """Look at this machine. Takes as long as importing torch once; every probe is bounded in time."""
+    sections: dict[str, Callable[[], Any]] = {
+        "python": lambda: {"version": platform.python_version()},
+        "host": host.gather,
+        "packages": packages.gather,
+        "torch": children.torch,
+        "kernels": children.kernels,
+        "nvidia": nvidia.gather,
+        "pci": pci.gather,
+        "environment": lambda: nccl.environment(os.environ),
+        "fork": fork.gather,
+    }
+    return {"facts_version": VERSION, "origin": "recorded"} | {
+        name: _guarded(look) for name, look in sections.items()
+    }
+
+
+def _guarded(look: Callable[[], Any]) -> Any:
+    """A section, or what went wrong: one broken probe must not cost the rest of the report."""
+    try:
+        return look()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def section(facts: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """A nested section, empty where any part of the path is absent."""
+    found: Any = facts
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def read(file: Path) -> Facts:
+    """Facts from a file that ``write`` or ``--json`` made.
+
+    Raises:
+        ValueError: no JSON object, or facts of a later form than this doctor knows.
+        OSError: the file cannot be read.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    facts = content.get("facts", content) if isinstance(content, dict) else None
+    if not isinstance(facts, dict) or "facts_version" not in facts:
+        raise ValueError(
+            f"{file} holds no facts; make such a file with `python -m sglang.verify_doctor --json`"
+        )
+    if facts["facts_version"] != VERSION:
+        raise ValueError(
+            f"{file} has facts of version {facts['facts_version']}, this doctor reads version {VERSION}; record "
+            "them again, or use the doctor that made them"
+        )
+    return facts
+
+
+def write(facts: Facts, file: Path) -> None:
+    """Keep facts in a file."""
+    file.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,125 @@
+"""What the NVIDIA driver says: GPUs, their links, and the matrix of paths between them."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang.bench_verify.gpu import probe
+
+FIELDS = {
+    "name": "name",
+    "driver": "driver_version",
+    "capability": "compute_cap",
+    "bus": "pci.bus_id",
+    "memory_mib": "memory.total",
+    "power_limit_w": "power.limit",
+    "sm_clock_mhz": "clocks.sm",
+    "sm_clock_max_mhz": "clocks.max.sm",
+    "link_generation": "pcie.link.gen.current",
+    "link_generation_max": "pcie.link.gen.max",
+    "link_width": "pcie.link.width.current",
+    "link_width_max": "pcie.link.width.max",
+    "mig": "mig.mode.current",
+}
+_TEXTS = frozenset({"name", "driver", "capability", "bus", "mig"})
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+
+# From near to far: NVLink, one PCIe switch, several switches, one host bridge, one NUMA node, between sockets.
+PATHS = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
+
+
+def gather() -> dict[str, Any]:
+    """``tool``, ``driver``, ``gpus`` and ``paths``; without a driver only the first two, False and None."""
+    if shutil.which("nvidia-smi") is None:
+        return {"tool": False, "driver": _kernel_driver()}
+    query = probe("nvidia-smi", f"--query-gpu={','.join(FIELDS.values())}", "--format=csv,noheader,nounits")
+    gpus = parse_gpus(query)
+    facts: dict[str, Any] = {
+        "tool": True,
+        "driver": gpus[0]["driver"] if gpus else _kernel_driver(),
+        "gpus": gpus,
+    }
+    if len(gpus) > 1:
+        facts["paths"] = parse_topology(probe("nvidia-smi", "topo", "-m"))
+        facts["p2p_read"] = parse_topology(probe("nvidia-smi", "topo", "-p2p", "r"))
+        facts["p2p_write"] = parse_topology(probe("nvidia-smi", "topo", "-p2p", "w"))
+    return facts
+
+
+def _kernel_driver() -> str | None:
+    try:
+        text = DRIVER_VERSION.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return match[1] if match else None
+
+
+def parse_gpus(text: str) -> list[dict[str, Any]]:
+    """Rows of the query above. Clocks in MHz, power in W, memory in MiB; what the driver withholds is None."""
+    gpus = []
+    for row in csv.reader(text.splitlines()):
+        cells = [cell.strip() for cell in row]
+        if len(cells) != len(FIELDS):
+            continue
+        gpus.append({name: _cell(name, cell) for name, cell in zip(FIELDS, cells, strict=True)})
+    return gpus
+
+
+def _cell(name: str, text: str) -> Any:
+    if text.startswith("[") or text in ("", "N/A"):
+        return None
+    if name in _TEXTS:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else number
+
+
+def parse_topology(text: str) -> list[list[str]]:
+    """The square matrix between GPUs of ``nvidia-smi topo``; columns for NICs, CPUs and NUMA are left out.
+
+    An entry is what the driver prints: ``X`` on the diagonal, ``NV18``, ``PIX``, ``SYS``, or ``OK`` and its
+    opposites for the peer-to-peer forms. Empty for one GPU, and for a text of another form.
+    """
+    rows = []
+    columns: list[int] = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
+        words = line.split()
+        if not columns and words[:1] == ["GPU0"] and len(words) > 1 and words[1] == "GPU1":
+            columns = [index for index, word in enumerate(words) if re.fullmatch(r"GPU\d+", word)]
+        elif columns and words and re.fullmatch(r"GPU\d+", words[0]):
+            rows.append([words[index + 1] for index in columns if index + 1 < len(words)])
+    return rows if len(rows) == len(columns) and all(len(row) == len(rows) for row in rows) else []
+
+
+def farthest(paths: list[list[str]]) -> str | None:
+    """The worst path between any two GPUs, by its class (``NV`` for any number of NVLinks); None for one GPU."""
+    classes = set()
+    for i, row in enumerate(paths):
+        for j, entry in enumerate(row):
+            if i != j:
+                classes.add("NV" if entry.startswith("NV") and entry != "NODE" else entry)
+    known = [name for name in PATHS if name in classes]
+    return known[-1] if known else None
+
+
+def capability(text: object) -> tuple[int, int] | None:
+    """``"9.0"`` or ``[9, 0]`` as a pair."""
+    parts = text.split(".") if isinstance(text, str) else text
+    if isinstance(parts, (list, tuple)) and len(parts) == 2 and all(str(part).isdigit() for part in parts):
+        return int(parts[0]), int(parts[1])
+    return None
+
+
+def count(facts: Mapping[str, Any]) -> int:
+    """GPUs in the facts, by the driver or else by torch."""
+    gpus = (facts.get("nvidia") or {}).get("gpus") or (facts.get("torch") or {}).get("devices") or []
+    return len(gpus)

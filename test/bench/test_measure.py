@@ -1,0 +1,235 @@
+"""Prompts, loops, the client, and the rows that answers give."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.bench_verify import degenerate, measure, prompts, summary
+from sglang.bench_verify.client import Answer, Client, ServerError
+from sglang.bench_verify.environment import Environment
+from sglang.bench_verify.launch import LaunchError, ServerPlan, forth_and_back, plans
+
+
+def test_the_shipped_prompts_cover_every_kind_and_are_text() -> None:
+    shipped = prompts.shipped()
+    assert {prompt.kind for prompt in shipped} == set(prompts.KINDS)
+    assert len({prompt.id for prompt in shipped}) == len(shipped)
+    for prompt in shipped:
+        words = prompt.plain().split()
+        assert len(words) > 15 and degenerate.flag(words) == ""
+    assert max(len(prompt.plain().split()) for prompt in shipped) > 600
+
+
+def test_a_short_run_covers_the_kinds() -> None:
+    assert {prompt.kind for prompt in prompts.pick(prompts.shipped(), 4)} == set(prompts.KINDS)
+    assert len(prompts.pick(prompts.shipped(), 10**6)) == len(prompts.shipped())
+
+
+def test_a_long_document_grows_with_its_copies() -> None:
+    one, four = prompts.document("workshop.txt"), prompts.document("workshop.txt", copies=4)
+    assert len(four.plain()) > 3.5 * len(one.plain())
+
+
+def test_a_broken_prompt_file_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "a", "kind": "chat", "prompt": "x"}\n{"id": "b", "kind": "chat"}\n')
+    with pytest.raises(prompts.PromptError, match=r"p\.jsonl:2"):
+        prompts.read(path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flagged"),
+    [
+        ([1, 2] * 200, True),
+        ([7] * 100, True),
+        (list(range(300)), False),
+        (list(range(60)) + [5, 6, 7] * 40, True),
+        ([1, 2] * 8, False),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13] * 30, True),
+    ],
+)
+def test_loops_are_flagged(tokens: list[int], flagged: bool) -> None:
+    """tokenspeed#1305: 3.93 tokens a step came from a two-token loop."""
+    assert bool(degenerate.flag(tokens)) is flagged
+
+
+@given(st.lists(st.integers(0, 5), max_size=80))
+def test_the_share_of_distinct_bigrams_is_a_share(tokens: list[int]) -> None:
+    assert 0 < degenerate.distinct_bigrams(tokens) <= 1
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A server that speculates 3 tokens and keeps 2 a cycle."""
+
+    cycles = 0
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Health and state."""
+        if self.path == "/health":
+            self._send({})
+        elif self.path == "/server_info":
+            n = Handler.cycles
+            statistics = {
+                "kept_histogram": [0, n],
+                "phase_totals": {"verify": [2.0 * n, n], "draft": [1.0 * n, n], "host_gap": [0.5 * n, n]},
+                "ranks": [{"rank": 0, "pid": 1, "variables": {"NCCL_PROTO": "LL"}}],
+                "fork": {"version": "v", "base": "b", "topics": {"verify-stats": "applied"}},
+            }
+            state = {
+                "model_path": "/srv/models/kimi",
+                "tp_size": 8,
+                "speculative_algorithm": "EAGLE3",
+                "speculative_num_draft_tokens": 3,
+                "spec_stats": statistics,
+            }
+            self._send({"internal_states": [state]})
+        else:
+            self.send_error(404, "no such path")
+
+    def do_POST(self) -> None:
+        """Answer 21 tokens in 10 cycles."""
+        size = int(self.headers["Content-Length"])
+        body = json.loads(self.rfile.read(size))
+        Handler.cycles += 10
+        if self.path == "/generate":
+            info = {"completion_tokens": 21, "prompt_tokens": 5, "finish_reason": {"type": "stop"}}
+            self._send({"text": "x", "output_ids": [1, 2] * 40, "meta_info": info})
+        elif body["messages"][0]["content"] == "fail":
+            self.send_error(500, "broken")
+        else:
+            choice = {"message": {"content": " ".join(map(str, range(60)))}, "finish_reason": "stop"}
+            self._send({"choices": [choice], "usage": {"completion_tokens": 21, "prompt_tokens": 7}})
+
+    def _send(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """A client of the fake server."""
+    Handler.cycles = 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield Client(f"http://127.0.0.1:{server.server_port}", timeout_s=10)
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+SERVER = measure.Server("eagle3", "local")
+
+
+def test_rows_of_a_running_server(client: Client) -> None:
+    record = Environment()
+    assert measure.describe(client, record) == 3
+    assert record.server_arguments["model_path"] == "kimi" and record.server_arguments["tp_size"] == "8"
+    assert record.ranks[0].variables == {"NCCL_PROTO": "LL"} and record.topics == {"verify-stats": "applied"}
+    chat = prompts.Prompt("c", "chat", (("user", "hello"),))
+    (row,) = measure.run(client, SERVER, [chat], tokens=64, width=3)
+    assert row.metrics["completion_tokens"].value == 21 and row.metrics["prompt_tokens"].value == 7
+    assert row.metrics["kept_length"].value == 2.0
+    assert (row.metrics["kept_at_1"].value, row.metrics["kept_at_2"].value) == (1.0, 0.0)
+    assert row.metrics["cycle_ms"].value == pytest.approx(3.5)
+    assert row.note == ""
+
+
+def test_a_loop_is_noted_in_the_row(client: Client) -> None:
+    (row,) = measure.run(client, SERVER, [prompts.Prompt("t", "text", text="go on")], tokens=64, width=3)
+    assert "loop of 2" in row.note and row.metrics["distinct_bigrams"].value < 0.1
+
+
+def test_a_failing_request_names_address_and_answer(client: Client) -> None:
+    with pytest.raises(ServerError, match=r"/v1/chat/completions answered 500"):
+        client.chat(prompts.Prompt("f", "chat", (("user", "fail"),)), 8)
+
+
+def test_counts_that_do_not_add_up_are_noted() -> None:
+    answer = Answer(1.0, 30, 5, "x")
+    after = {"kept_histogram": [0, 10]}
+    row = measure.row(SERVER, prompts.Prompt("p", "chat", text="x"), answer, {}, after, 3, 1, "")
+    assert "30 completion tokens, but" in row.note
+
+
+def answers(
+    server: str, width: int, rates: list[tuple[int, float]], kept: float | None, ms: float
+) -> list[Any]:
+    """Rows of one server."""
+    found = []
+    for tokens, seconds in rates:
+        histogram = {"kept_histogram": []}
+        row = measure.row(
+            measure.Server(server, "local"),
+            prompts.Prompt("p", "chat", text="x"),
+            Answer(seconds, tokens, 32, "x"),
+            {},
+            {
+                **histogram,
+                ("phase_totals" if width else "decode_totals"): {("verify" if width else "decode"): [ms, 1]},
+            },
+            width,
+            1,
+            "",
+        )
+        if kept is not None:
+            row.metrics["kept_length"] = measure.Metric(kept, "tokens")  # type: ignore[index]
+        found.append(row)
+    return found
+
+
+def test_the_field_report_is_judged_as_it_was() -> None:
+    """Their five runs each: 82.5 tok/s without, 60 with; 27% slower."""
+    baseline = answers(
+        "baseline",
+        0,
+        [(2048, 24.85), (2048, 24.87), (2002, 24.23), (1692, 20.17), (2048, 24.85)],
+        None,
+        12.15,
+    )
+    eagle = answers(
+        "eagle3",
+        3,
+        [(2048, 34.76), (2048, 31.72), (2048, 38.23), (1692, 25.33), (2048, 34.67)],
+        2.0,
+        29.0 / 0.969,
+    )
+    summaries = summary.summarise([*baseline, *eagle], "launch_summary")
+    assert summaries[0].metrics["tok_s"].value == pytest.approx(82.6, abs=0.2)
+    lines = summary.server_verdicts(summaries)
+    assert any("needs 2.46 accepted, gets 2.00: 0.81x" in line for line in lines)
+    assert any("0.73x, slower" in line for line in lines)
+
+
+def test_each_server_starts_early_and_late() -> None:
+    a, b, c = (ServerPlan(name, "fork") for name in "abc")
+    assert [plan.name for plan in forth_and_back([a, b, c])] == list("abccba")
+    assert [plan.name for plan in forth_and_back([a, b], once=True)] == ["a", "b"]
+
+
+def test_plans_differ_only_in_what_they_compare() -> None:
+    base, stock, fork = plans(
+        "m", "d", 2, ["baseline", "upstream", "fork"], ["verify-attention"], ["--tp", "8"]
+    )
+    assert (
+        stock.arguments == fork.arguments
+        and stock.topics_off == ("verify-attention",)
+        and fork.topics_off == ()
+    )
+    assert "--speculative-algorithm" not in base.arguments and base.arguments[-2:] == ("--tp", "8")
+    with pytest.raises(LaunchError, match="forc"):
+        plans("m", "d", 2, ["forc"], [])

@@ -1,0 +1,352 @@
+"""Each fault from a fact that is broken, and silence from the same fact whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.verify_doctor import checks
+from sglang.verify_doctor.checks.software import CPU_NEEDS
+from sglang.verify_doctor.facts import document
+from sglang.verify_doctor.findings import Finding, Level, note, worst
+
+HERE = Path(__file__).parent
+CPU, H200, RTX = "cpu_without_gpu", "h200_x2_nvlink", "rtxpro6000_x8_switches"
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def facts(name: str) -> dict[str, Any]:
+    """A machine."""
+    return copy.deepcopy(document.read(HERE / "facts" / f"{name}.json"))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A recorded or constructed machine and what there is to say about it beyond ``ok``."""
+
+    name: str
+    serving: str
+    status: Level
+    about: tuple[str, ...] = ()
+
+
+MACHINES = (
+    Machine(CPU, "cpu", Level.NOTE),
+    Machine(H200, "gpu", Level.NOTE),
+    Machine(RTX, "gpu", Level.NOTE),
+    Machine("rtxpro6000_x8_two_sockets", "gpu", Level.WARNING, ("topology",)),
+    Machine("rtxpro6000_x8_iommu_translation", "gpu", Level.FAULT, ("iommu", "acs")),
+)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_machine(machine: Machine) -> None:
+    found = checks.judge(facts(machine.name))
+    assert checks.serving(facts(machine.name)) == machine.serving
+    assert worst(found) is machine.status
+    assert tuple(f.about for f in found if f.level in (Level.WARNING, Level.FAULT)) == machine.about
+
+
+def test_every_machine_in_the_folder_is_judged() -> None:
+    assert {file.stem for file in (HERE / "facts").glob("*.json")} == {machine.name for machine in MACHINES}
+
+
+def set_pin(name: str, installed: str | None) -> Change:
+    """Another installed version of a package."""
+
+    def change(content: dict[str, Any]) -> None:
+        (row,) = [row for row in content["packages"]["pins"] if row["name"] == name]
+        row["installed"] = installed
+
+    return change
+
+
+def put(value: Any, *path: Any) -> Change:
+    """Another value at a place in the facts."""
+
+    def change(content: Any) -> None:
+        for step in path[:-1]:
+            content = content[step]
+        content[path[-1]] = value
+
+    return change
+
+
+@dataclass(frozen=True)
+class Case:
+    """One broken fact on a machine that was whole."""
+
+    name: str
+    machine: str
+    change: Change
+    level: Level
+    about: str
+    says: tuple[str, ...]
+
+
+FAULT, WARNING = Level.FAULT, Level.WARNING
+UNDEFINED = {
+    "present": True,
+    "loads": False,
+    "portable": True,
+    "error": "ImportError: undefined symbol: _ZN3c10",
+}
+CASES = (
+    Case(
+        "sglang_29317 torch",
+        H200,
+        set_pin("torch", "2.12.0"),
+        FAULT,
+        "packages",
+        ("torch 2.12.0", "sglang 0.5.17+verify.1", "torch==2.11.0", "undefined symbol"),
+    ),
+    Case(
+        "triton",
+        H200,
+        set_pin("triton", "3.7.0"),
+        FAULT,
+        "packages",
+        ("triton 3.7.0", "torch 2.11.0", "triton==3.6.0"),
+    ),
+    Case(
+        "flashinfer",
+        H200,
+        set_pin("flashinfer-python", "0.7.2"),
+        FAULT,
+        "packages",
+        ("flashinfer-python 0.7.2", "0.6.15.post1"),
+    ),
+    Case(
+        "transformers on a CPU",
+        CPU,
+        set_pin("transformers", "4.57.0"),
+        FAULT,
+        "packages",
+        ("transformers 4.57.0", "5.12.1"),
+    ),
+    Case("a lesser pin", CPU, set_pin("openai", "1.0"), WARNING, "packages", ("openai 1.0",)),
+    Case(
+        "not installed at all",
+        CPU,
+        put(None, "packages", "owners", "sglang"),
+        FAULT,
+        "packages",
+        ("no installed sglang",),
+    ),
+    Case("python", CPU, put("3.9.18", "python", "version"), FAULT, "python", ("3.9.18", "3.10 to 3.13")),
+    Case("python of tomorrow", CPU, put("3.14.0", "python", "version"), FAULT, "python", ("3.14.0",)),
+    Case(
+        "torch absent",
+        CPU,
+        put({"error": "ModuleNotFoundError: No module named 'torch'"}, "torch"),
+        FAULT,
+        "torch",
+        ("not installed", "torch==2.11.0"),
+    ),
+    Case(
+        "torch broken",
+        CPU,
+        put({"error": "ImportError: libcudart.so.13"}, "torch"),
+        FAULT,
+        "torch",
+        ("does not load", "libcudart"),
+    ),
+    Case(
+        "package missing for a CPU",
+        CPU,
+        set_pin("orjson", None),
+        FAULT,
+        "packages",
+        ("missing for cpu serving: orjson",),
+    ),
+    Case(
+        "kernel package missing", H200, set_pin("sglang-kernel", None), FAULT, "packages", ("sglang-kernel",)
+    ),
+    Case(
+        "sglang_29317 kernels do not load",
+        H200,
+        put(UNDEFINED, "kernels"),
+        FAULT,
+        "kernels",
+        ("undefined symbol", "sglang-kernel==0.4.5"),
+    ),
+    Case(
+        "no kernels for a CPU",
+        CPU,
+        put({"present": False, "portable": False}, "kernels"),
+        FAULT,
+        "kernels",
+        ("no portable",),
+    ),
+    Case(
+        "sglang_4778 no driver library",
+        H200,
+        put(False, "torch", "driver_library"),
+        FAULT,
+        "driver",
+        ("libcuda.so.1",),
+    ),
+    Case("no driver", H200, put(None, "nvidia", "driver"), FAULT, "driver", ("no NVIDIA driver",)),
+    Case(
+        "old driver",
+        H200,
+        put("550.54.15", "nvidia", "driver"),
+        FAULT,
+        "driver",
+        ("550.54.15", "580.65.06", "CUDA 13.0"),
+    ),
+    Case(
+        "sglang_24224 capability",
+        H200,
+        put("7.5", "nvidia", "gpus", 1, "capability"),
+        FAULT,
+        "device",
+        ("GPU 1", "7.5", "8.0"),
+    ),
+    Case(
+        "unequal GPUs",
+        H200,
+        put("NVIDIA H100", "nvidia", "gpus", 1, "name"),
+        WARNING,
+        "device",
+        ("1x NVIDIA H200", "1x NVIDIA H100"),
+    ),
+    Case(
+        "shared memory",
+        RTX,
+        put(99_000, "torch", "devices", 3, "shared_memory_optin_bytes"),
+        FAULT,
+        "shared memory",
+        ("99,000", "101,376"),
+    ),
+    Case("host memory on a CPU", CPU, put(2 << 30, "host", "available_bytes"), FAULT, "memory", ("2.0 GiB",)),
+    Case("small shm", RTX, put(64 << 20, "host", "shm_bytes"), WARNING, "memory", ("0.06 GiB", "--shm-size")),
+    Case(
+        "peer access denied",
+        RTX,
+        put("CNS", "nvidia", "p2p_read", 0, 5),
+        WARNING,
+        "topology",
+        ("1 of the pairs", "GPU 0 to 5"),
+    ),
+    Case(
+        "iommu",
+        RTX,
+        put({"DMA": 3}, "host", "iommu_groups"),
+        FAULT,
+        "iommu",
+        ("iommu=pt", "NCCL_P2P_DISABLE=1"),
+    ),
+    Case(
+        "nccl_2079 acs",
+        RTX,
+        put(True, "pci", "devices", 0, "acs", "ReqRedir"),
+        FAULT,
+        "acs",
+        ("0000:10:00.0", "setpci"),
+    ),
+    Case("lanes", RTX, put(4, "nvidia", "gpus", 7, "link_width"), WARNING, "link", ("GPU 7", "4 of 16")),
+    Case("another nccl", H200, put("2.19.3", "torch", "nccl"), WARNING, "nccl", ("2.19.3", "2.28.9")),
+    Case(
+        "a slip in a variable",
+        H200,
+        put({"NCCL_P2P_LEVL": "SYS"}, "environment"),
+        WARNING,
+        "nccl",
+        ("NCCL_P2P_LEVL", "NCCL_P2P_LEVEL?"),
+    ),
+    Case(
+        "p2p off beside NVLink",
+        H200,
+        put({"NCCL_P2P_DISABLE": "1"}, "environment"),
+        WARNING,
+        "nccl",
+        ("NVLinks",),
+    ),
+    Case(
+        "vllm_42609 expandable segments",
+        H200,
+        put({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "environment"),
+        WARNING,
+        "allocator",
+        ("exported",),
+    ),
+    Case("not composed", CPU, put(False, "fork", "composed"), FAULT, "fork", ("not composed",)),
+    Case(
+        "topic off",
+        CPU,
+        put("off", "fork", "topics", 0, "state"),
+        WARNING,
+        "fork",
+        ("switched off: fork-report",),
+    ),
+    Case(
+        "unknown topic",
+        CPU,
+        put("SGLANG_FORK_DISABLE=x names a topic", "fork", "error"),
+        FAULT,
+        "fork",
+        ("SGLANG_FORK_DISABLE=x",),
+    ),
+)
+
+
+def bad(found: list[Finding], about: str) -> list[Finding]:
+    """Warnings and faults about a matter."""
+    return [f for f in found if f.about == about and f.level in (WARNING, FAULT)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_broken_fact(case: Case) -> None:
+    content = facts(case.machine)
+    mode = checks.serving(content)
+    assert not bad(checks.judge(content, mode), case.about), "the machine was not whole before"
+    case.change(content)
+    found = bad(checks.judge(content, mode), case.about)
+    assert found, "nothing was found"
+    assert max(list(Level).index(f.level) for f in found) == list(Level).index(case.level)
+    text = " ".join(f"{f.found} {f.cure}" for f in found)
+    assert all(part in text for part in case.says), text
+    assert all(f.cure for f in found)
+
+
+def test_p2p_off_makes_a_warning_of_it() -> None:
+    content = facts("rtxpro6000_x8_iommu_translation")
+    content["environment"] = {"NCCL_P2P_DISABLE": "1"}
+    assert worst(checks.judge(content)) is WARNING
+
+
+def test_hidden_capabilities_are_told() -> None:
+    content = facts(RTX)
+    for device in content["pci"]["devices"]:
+        device["readable"], device["acs"] = False, None
+    (finding,) = [f for f in checks.judge(content) if f.about == "acs"]
+    assert finding.level is Level.NOTE and "root" in finding.found
+
+
+@pytest.mark.parametrize("mode", ["cpu", "gpu"])
+def test_any_section_may_be_absent(mode: str) -> None:
+    """A probe that failed costs its own findings only."""
+    for name in (CPU, H200, RTX):
+        whole = facts(name)
+        for section in [key for key in whole if key not in ("facts_version", "origin")]:
+            for replacement in ({"error": "probe failed"}, None):
+                checks.judge(whole | {section: replacement}, mode)
+    assert worst(checks.judge({"facts_version": 1}, mode)) is Level.FAULT
+
+
+def test_what_a_cpu_needs_is_in_its_lock() -> None:
+    lock = (HERE.parents[1] / "requirements" / "cpu.txt").read_text(encoding="utf-8")
+    names = {line.partition("==")[0].strip() for line in lock.splitlines()}
+    assert names >= CPU_NEEDS
+
+
+def test_a_fault_without_a_cure_is_an_error() -> None:
+    with pytest.raises(ValueError, match="needs a cure"):
+        Finding(FAULT, "x", "broken")
+    assert note("x", "y").cure == ""
