@@ -44,7 +44,7 @@ def pin(project: Project, *, wheel_directory: Path | None = None, wheels: Path |
 
     ``wheels`` also takes the wheel hashes anew, from all wheels of the base version in that directory.
     """
-    pins = project.pins()
+    pins = project.pins(merging=True)
     if wheels is not None:
         pins = replace(pins, wheels=_wheels(pins, wheels))
     topics = project.topics()

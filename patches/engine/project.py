@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,11 @@ else:
     import tomli as tomllib
 
 IGNORED_NAMES = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".DS_Store"}
+
+
+_CONFLICT = re.compile(
+    r"^<<<<<<< .*?\n(.*?)^(?:\|\|\|\|\|\|\| .*?)?=======\n.*?^>>>>>>> [^\n]*\n", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -64,14 +70,21 @@ class Project:
         """Directories whose contents are laid over the upstream tree."""
         return (self.root / "python", self.root / "sgl-kernel" / "python")
 
-    def pins(self) -> Pins:
-        """Read upstream.toml.
+    def pins(self, *, merging: bool = False) -> Pins:
+        """Read upstream.toml; ``merging`` takes our side of merge conflicts, for hashes about to be renewed.
 
         Raises:
             UsageError: the file is missing or malformed.
         """
         try:
-            data = tomllib.loads(self.pins_file.read_text(encoding="utf-8"))
+            text = self.pins_file.read_text(encoding="utf-8")
+            if "\n<<<<<<< " in text:
+                if not merging:
+                    raise UsageError(
+                        f"{self.pins_file} holds merge conflicts: renew the hashes with `python -m patches.engine pin`"
+                    )
+                text = _CONFLICT.sub(r"\1", text)
+            data = tomllib.loads(text)
             upstream = data["upstream"]
             wheels = {
                 tag: Wheel(tag, entry["file"], entry["sha256"]) for tag, entry in data["wheels"].items()

@@ -1,7 +1,9 @@
-from patches.engine import Around, InsertAtTop, Topic
+from patches.engine import Around, Branch, GuardBranch, InsertAtTop, Topic
 
 ATTENTION = "sglang.srt.layers.attention.cpu_eagle.hooks"
 DEFAULTS = "sglang.srt.cpu_engine.defaults"
+SLOTS = "sglang.srt.cpu_engine.paged_slots"
+PAGED = "sglang/srt/mem_cache/allocator/paged.py"
 DRAFT = "sglang/srt/speculative/draft_utils.py"
 
 TOPIC = Topic(
@@ -29,6 +31,23 @@ TOPIC = Topic(
             file=DRAFT,
             scope="DraftBackendFactory.create_draft_extend_backend",
             hook=f"{ATTENTION}:create_draft_extend_backend",
+        ),
+        GuardBranch(
+            file="sglang/srt/arg_groups/speculative_hook.py",
+            scope="_handle_eagle_family",
+            match=Branch(mentions=("speculative_eagle_topk", "page_size", "_PAGE_TREE_SPEC_BACKENDS")),
+            hook=f"{DEFAULTS}:refuses_paged_trees",
+            args=("server_args",),
+        ),
+        Around(
+            file=PAGED,
+            scope="PagedTokenToKVPoolAllocator.alloc_extend",
+            hook=f"{SLOTS}:alloc_extend",
+        ),
+        Around(
+            file=PAGED,
+            scope="PagedTokenToKVPoolAllocator.alloc_decode",
+            hook=f"{SLOTS}:alloc_decode",
         ),
         Around(
             file="sglang/srt/server_args.py",

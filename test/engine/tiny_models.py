@@ -252,5 +252,5 @@ def write_llama_pair(
         weights.matrix(f"{layer}.self_attn.o_proj.weight", HIDDEN, heads * width)
         weights.mlp(f"{layer}.mlp", 256)
     _save(folder / "target", config, weights)
-    _write_draft(folder / "draft", seed + 1, std, draft_vocab, (0, 1, layers - 1))
+    _write_draft(folder / "draft", seed + 1, std, draft_vocab, (0, 1, layers - 2))
     return ModelPair(folder / "target", folder / "draft")

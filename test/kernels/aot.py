@@ -46,7 +46,7 @@ def signature(plan: SplitPlan) -> dict[str, str]:
     kv, q = POINTERS[r.kv_dtype], POINTERS[r.q_dtype]
     return {
         "q": q, "k_pool": kv, "v_pool": kv, "latent": kv, "out": q, "lse": "*fp32",
-        "partial": "*fp32", "partial_lse": "*fp32", "seq_lens": "*i64", "req_pool_indices": "*i64",
+        "partial": POINTERS[plan.partial_dtype], "partial_lse": "*fp32", "seq_lens": "*i64", "req_pool_indices": "*i64",
         "table": "*i32", "indptr": "*i32", "mask": "*u8", "mask_indptr": "*i64",
         "score_scale": "fp32", "value_scale": "fp32", "logit_cap": "fp32", "batch": "i32", "target": "i32",
     }  # fmt: skip

@@ -152,6 +152,24 @@ def test_pin_records_what_compose_makes(ready: Checkout, capsys: pytest.CaptureF
     assert "the composed tree has hash" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("base", ["", '||||||| 1234567\n"sglang/old.py" = "00"\n'])
+def test_pin_renews_hashes_over_merge_conflicts(
+    ready: Checkout, capsys: pytest.CaptureFixture[str], base: str
+) -> None:
+    """Both sides of a merge renew the same hashes; neither is worth a resolution by hand."""
+    assert ready.engine("pin") == 0
+    path = ready.root / "upstream.toml"
+    good = path.read_text()
+    line = next(line for line in good.splitlines(keepends=True) if line.startswith('"sglang/srt/engine.py"'))
+    theirs = line.replace('= "', '= "0')
+    path.write_text(good.replace(line, f"<<<<<<< HEAD\n{line}{base}=======\n{theirs}>>>>>>> other branch\n"))
+    capsys.readouterr()
+    assert ready.engine("compose") == 2
+    assert "merge conflicts" in capsys.readouterr().err
+    assert ready.engine("pin") == 0
+    assert path.read_text() == good
+
+
 def test_pin_takes_wheel_hashes_anew(ready: Checkout) -> None:
     ready.upstream["sglang/extra.py"] = ""
     for tag in ("cp310", "cp313"):

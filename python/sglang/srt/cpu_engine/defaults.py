@@ -10,7 +10,7 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["announce", "environment_defaults", "pool_tokens", "server_defaults"]
+__all__ = ["announce", "environment_defaults", "pool_tokens", "refuses_paged_trees", "server_defaults"]
 
 logger = logging.getLogger("sglang.fork.cpu")
 
@@ -87,6 +87,11 @@ def server_defaults(original: Callable[[Any], Any], args: Any) -> Any:
         args.max_total_tokens = pool_tokens(args.model_path, args.context_length)
         _set[f"--max-total-tokens {args.max_total_tokens}"] = "the pool would otherwise fill the memory"
     return result
+
+
+def refuses_paged_trees(refused: bool, args: Any) -> bool:
+    """Guard of upstream's refusal of topk > 1 with pages of several slots: the CPU's attention has both."""
+    return refused and args.device != "cpu"
 
 
 def announce(original: Callable[[Any], Any], args: Any) -> Any:

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra import cuda
 
 PRODUCER_WARPS = gl.constexpr(4)
+PRODUCER_REGISTERS = gl.constexpr(88)
 
 
 @gluon.jit
@@ -40,45 +41,108 @@ def _copy_rows(main, extra, base_main, base_extra, ok_main, ok_extra, lm: gl.con
 
 
 @gluon.jit
-def _produce(latent, slots, lo, hi, stride_slot, ring_main, ring_extra, full, empty, STAGES: gl.constexpr):
+def _find_work(
+    seq_lens, req_pool_indices, batch, target,
+    BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
+    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr, SHORT_KEYS: gl.constexpr, SHORT_MIN: gl.constexpr,
+):  # fmt: skip
+    """(request, pool index, item count, length, first key, end) of this program; empty if it has no work."""
+    work = gl.program_id(0)
+    lanes = gl.arange(0, BATCH_LANES, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    b, pool_index, first, count, length, chunk = locate_work(
+        lanes, work, seq_lens, req_pool_indices, batch, target,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+    )  # fmt: skip
+    lo = (work - first) * chunk
+    return b, pool_index, count, length, lo, gl.minimum(length, lo + chunk)
+
+
+@gluon.jit
+def _produce(
+    latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
+    ring_main, ring_extra, full, empty,
+    STAGES: gl.constexpr, CHAIN: gl.constexpr,
+    BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
+    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr, SHORT_KEYS: gl.constexpr, SHORT_MIN: gl.constexpr,
+):  # fmt: skip
     """Producer partition: keys [lo, hi) tile by tile into the ring; slots are read one tile ahead."""
-    WIDTH: gl.constexpr = 16 // (latent.dtype.element_ty.primitive_bitwidth // 8)
+    WIDTH: gl.constexpr = 128 // latent.dtype.element_ty.primitive_bitwidth
     LM: gl.constexpr = gl.BlockedLayout([1, WIDTH], [1, 32], [PRODUCER_WARPS, 1], [1, 0])
     LE: gl.constexpr = gl.BlockedLayout([1, WIDTH], [WIDTH // 2, 64 // WIDTH], [PRODUCER_WARPS, 1], [1, 0])
     N: gl.constexpr = 64
-    nm = gl.arange(0, N, layout=gl.SliceLayout(1, LM))
-    ne = gl.arange(0, N, layout=gl.SliceLayout(1, LE))
-    slot_m = gl.load(slots + lo + nm, mask=lo + nm < hi, other=0)
-    slot_e = gl.load(slots + lo + ne, mask=lo + ne < hi, other=0)
-    stage = 0
-    phase = 1
-    for start in range(lo, hi, N):
-        base_m = latent + slot_m.to(gl.int64) * stride_slot
-        base_e = latent + slot_e.to(gl.int64) * stride_slot
-        mbarrier.wait(empty.index(stage), phase)
-        _copy_rows(
-            ring_main.index(stage), ring_extra.index(stage), base_m, base_e,
-            start + nm < hi, start + ne < hi, LM, LE,
-        )  # fmt: skip
-        async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
-        ahead = start + N
-        slot_m = gl.load(slots + ahead + nm, mask=ahead + nm < hi, other=0)
-        slot_e = gl.load(slots + ahead + ne, mask=ahead + ne < hi, other=0)
-        stage += 1
-        phase = gl.where(stage == STAGES, phase ^ 1, phase)
-        stage = gl.where(stage == STAGES, 0, stage)
-    async_copy.wait_group(0)
+    b, pool_index, _, _, lo, hi = _find_work(
+        seq_lens, req_pool_indices, batch, target,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+    )  # fmt: skip
+    if lo < hi:
+        if HAS_TABLE:
+            slots = table + pool_index.to(gl.int64) * stride_table
+        else:
+            slots = table + gl.load(indptr + b)
+        nm = gl.arange(0, N, layout=gl.SliceLayout(1, LM))
+        ne = gl.arange(0, N, layout=gl.SliceLayout(1, LE))
+        slot_m = gl.load(slots + lo + nm, mask=lo + nm < hi, other=0)
+        slot_e = gl.load(slots + lo + ne, mask=lo + ne < hi, other=0)
+        # Lengths and slots are older than the kernel before this one; cache rows may be its output.
+        if CHAIN:
+            cuda.gdc_wait()
+        stage = 0
+        phase = 1
+        for start in range(lo, hi, N):
+            base_m = latent + slot_m.to(gl.int64) * stride_slot
+            base_e = latent + slot_e.to(gl.int64) * stride_slot
+            mbarrier.wait(empty.index(stage), phase)
+            _copy_rows(
+                ring_main.index(stage), ring_extra.index(stage), base_m, base_e,
+                start + nm < hi, start + ne < hi, LM, LE,
+            )  # fmt: skip
+            async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
+            ahead = start + N
+            slot_m = gl.load(slots + ahead + nm, mask=ahead + nm < hi, other=0)
+            slot_e = gl.load(slots + ahead + ne, mask=ahead + ne < hi, other=0)
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+        async_copy.wait_group(0)
 
 
 @gluon.jit
 def _consume(
-    q, out, lse, partial, partial_lse, lo, hi, length, b, work, count, row0,
+    q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
     stride_q_token, stride_q_head, score_scale, value_scale,
     ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
-    TOKENS: gl.constexpr, HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr,
-    FP8: gl.constexpr, STAGES: gl.constexpr,
+    HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr,
+    FP8: gl.constexpr, STAGES: gl.constexpr, CHAIN: gl.constexpr,
+    BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
+    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr, SHORT_KEYS: gl.constexpr, SHORT_MIN: gl.constexpr,
 ):  # fmt: skip
     """Consumer partition: both products of every tile, online softmax, result of the split."""
+    b, _, count, length, lo, hi = _find_work(
+        seq_lens, req_pool_indices, batch, target,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+    )  # fmt: skip
+    # Every program waits, also one without work: the end of this grid stands for the end of those before it.
+    if CHAIN:
+        cuda.gdc_wait()
+    if lo < hi:
+        _consume_split(
+            q, out, lse, partial, partial_lse, b, count, length, lo, hi,
+            stride_q_token, stride_q_head, score_scale, value_scale,
+            ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
+            HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, TOKENS,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _consume_split(
+    q, out, lse, partial, partial_lse, b, count, length, lo, hi,
+    stride_q_token, stride_q_head, score_scale, value_scale,
+    ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
+    HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr,
+    FP8: gl.constexpr, STAGES: gl.constexpr, TOKENS: gl.constexpr,
+):  # fmt: skip
+    """Keys [lo, hi) of request ``b`` for this program's rows."""
+    row0 = gl.program_id(1) * BLOCK_R
     W: gl.constexpr = gl.num_warps()
     N: gl.constexpr = 64
     ROWS: gl.constexpr = TOKENS * HEADS
@@ -89,8 +153,6 @@ def _consume(
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, BLOCK_R, 16])
     LM: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [W, 1], [1, 0])
     LE: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [W, 1], [1, 0])
-    KM: gl.constexpr = gl.BlockedLayout([1, 16], [1, 32], [W, 1], [1, 0])
-    KE: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [W, 1], [1, 0])
 
     rm = row0 + gl.arange(0, BLOCK_R, layout=gl.SliceLayout(1, LM))
     re = row0 + gl.arange(0, BLOCK_R, layout=gl.SliceLayout(1, LE))
@@ -127,8 +189,9 @@ def _consume(
     for start in range(lo, hi, N):
         mbarrier.wait(full.index(stage), phase)
         if FP8:
-            raw_m = ring_main.index(stage).load(KM)
-            raw_e = ring_extra.index(stage).load(KE)
+            # Eight elements a thread: its fp16 then is one 16-byte store, and a warp's stores meet no bank twice.
+            raw_m = ring_main.index(stage).load(LM)
+            raw_e = ring_extra.index(stage).load(LE)
             gl.thread_barrier()
             mbarrier.arrive(empty.index(stage))
             tile_m = wide_main
@@ -164,26 +227,31 @@ def _consume(
         stage = gl.where(stage == STAGES, 0, stage)
 
     norm = gl.sum(total, 0)
-    inverse = gl.where(norm > 0, value_scale / norm, 0.0)
-    result = acc * gl.convert_layout(inverse, gl.SliceLayout(0, LO))[None, :]
+    scale_out = gl.where(norm > 0, (value_scale if count == 1 else 1.0) / norm, 0.0)
+    result = acc * gl.convert_layout(scale_out, gl.SliceLayout(0, LO))[None, :]
     log_sum = gl.where(norm > 0, m + gl.log2(norm), float("-inf"))
-    ro = row0 + gl.arange(0, BLOCK_R, layout=gl.SliceLayout(0, LO))
-    d = gl.arange(0, 512, layout=gl.SliceLayout(1, LO))
+    # Turned through the queries' memory, so that every row leaves as whole lines.
+    turned = qm._reinterpret(out.dtype.element_ty, [BLOCK_R, 512], qm.layout)
     if count == 1:
+        turned.store(gl.permute(result, (1, 0)).to(out.dtype.element_ty))
+        gl.thread_barrier()
         at = b.to(gl.int64) * ROWS
         gl.store(
-            out + (at + ro)[None, :] * 512 + d[:, None],
-            result.to(out.dtype.element_ty),
-            mask=(ro < ROWS)[None, :],
+            out + (at + rm)[:, None] * 512 + gl.arange(0, 512, layout=gl.SliceLayout(0, LM))[None, :],
+            turned.load(LM),
+            mask=(rm < ROWS)[:, None],
         )
         if HAS_LSE:
             gl.store(lse + at + row, log_sum * LN2, mask=row < ROWS)
     else:
-        at = work.to(gl.int64) * ROWS
+        half = qm._reinterpret(partial.dtype.element_ty, [BLOCK_R, 512], qm.layout)
+        half.store(gl.permute(result, (1, 0)).to(partial.dtype.element_ty))
+        gl.thread_barrier()
+        at = gl.program_id(0).to(gl.int64) * ROWS
         gl.store(
-            partial + (at + ro)[None, :] * 512 + d[:, None],
-            result.to(partial.dtype.element_ty),
-            mask=(ro < ROWS)[None, :],
+            partial + (at + rm)[:, None] * 512 + gl.arange(0, 512, layout=gl.SliceLayout(0, LM))[None, :],
+            half.load(LM),
+            mask=(rm < ROWS)[:, None],
         )
         gl.store(partial_lse + at + row, log_sum, mask=row < ROWS)
 
@@ -222,8 +290,13 @@ def mla_split_kernel(
     SHORT_KEYS: gl.constexpr,
     SHORT_MIN: gl.constexpr,
     EARLY_MERGE: gl.constexpr,
+    CHAIN: gl.constexpr,
 ):
-    """Grid (work items, row blocks). Arguments as in ``split.split_kernel``; STAGES is the depth of the ring."""
+    """Grid (work items, row blocks). Arguments as in ``split.split_kernel``; STAGES is the depth of the ring.
+
+    ``partial`` and ``out`` have 2-byte elements; partial results do not carry ``value_scale`` yet. CHAIN: this
+    kernel is itself launched with programmatic dependence on whatever runs before it.
+    """
     if EARLY_MERGE:
         cuda.gdc_launch_dependents()
     N: gl.constexpr = 64
@@ -232,21 +305,6 @@ def mla_split_kernel(
     SP: gl.constexpr = gl.NVMMASharedLayout(2 * BLOCK_R if BLOCK_R < 64 else 128, 16, 2)
     TILE: gl.constexpr = gl.float16 if FP8 else q.dtype.element_ty
     RING: gl.constexpr = LINEAR if FP8 else SWIZZLED
-
-    work = gl.program_id(0)
-    lanes = gl.arange(0, BATCH_LANES, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    b, pool_index, first, count, length, chunk = locate_work(
-        lanes, work, seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
-    )  # fmt: skip
-    lo = (work - first) * chunk
-    hi = gl.minimum(length, lo + chunk)
-    if lo >= hi:
-        return
-    if HAS_TABLE:
-        slots = table + pool_index.to(gl.int64) * stride_table
-    else:
-        slots = table + gl.load(indptr + b)
 
     ring_main = gl.allocate_shared_memory(latent.dtype.element_ty, [STAGES, N, 512], RING)
     ring_extra = gl.allocate_shared_memory(latent.dtype.element_ty, [STAGES, N, 64], RING)
@@ -264,20 +322,27 @@ def mla_split_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=32 * PRODUCER_WARPS)
         mbarrier.init(empty.index(i), count=1)
-    row0 = gl.program_id(1) * BLOCK_R
     gl.warp_specialize(
         [
             (
                 _consume,
                 (
-                    q, out, lse, partial, partial_lse, lo, hi, length, b, work, count, row0,
+                    q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
                     stride_q_token, stride_q_head, score_scale, value_scale,
                     ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
-                    TOKENS, HEADS, BLOCK_R, HAS_LSE, FP8, STAGES,
+                    HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, CHAIN,
+                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
                 ),
             ),
-            (_produce, (latent, slots, lo, hi, stride_slot, ring_main, ring_extra, full, empty, STAGES)),
+            (
+                _produce,
+                (
+                    latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
+                    ring_main, ring_extra, full, empty, STAGES, CHAIN,
+                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+                ),
+            ),
         ],
         [PRODUCER_WARPS],
-        [88],
+        [PRODUCER_REGISTERS],
     )  # fmt: skip

@@ -75,11 +75,15 @@ def split_launch(plan: SplitPlan, form: CallForm) -> Launch:
             "BLOCK_R": tile.block_r,
             "FP8": r.kv_dtype.itemsize == 1,
             "STAGES": tile.num_stages,
+            "CHAIN": plan.early_split,
         }
+        options: dict[str, Any] = {"num_warps": tile.num_warps}
+        if tile.max_registers:
+            options["maxnreg"] = tile.max_registers
+        if plan.early_split:
+            options["launch_pdl"] = True
         grid = (plan.items, plan.row_blocks)
-        return Launch(
-            mla_split_kernel, grid, constants | _schedule(plan, form), {"num_warps": tile.num_warps}
-        )
+        return Launch(mla_split_kernel, grid, constants | _schedule(plan, form), options)
     constants = {
         "Q_HEADS": r.q_heads,
         "GROUP": r.group,
@@ -114,6 +118,7 @@ def merge_launch(plan: SplitPlan, form: CallForm) -> Launch:
         "DIM": r.v_dim,
         "BLOCK_D": merge.block_d,
         "BLOCK_S": merge.block_s,
+        "ROUNDS": merge.rounds,
     }
     options: dict[str, Any] = {"num_warps": merge.num_warps}
     if plan.early_merge:
@@ -200,6 +205,7 @@ def attend(
     lse = x.lse if x.lse is not None else workspace.lse
     stride_table = context.req_to_token.stride(0) if context.req_to_token is not None else 0
     form = CallForm(context.lens_include_new, context.req_to_token is not None, x.lse is not None)
+    partial = workspace.partial(plan)
     split = split_launch(plan, form)
     merge = merge_launch(plan, form)
     common = (
@@ -207,7 +213,7 @@ def attend(
         x.k,
         x.out,
         lse,
-        workspace.partial,
+        partial,
         workspace.lse,
         context.seq_lens,
         requests,
@@ -234,4 +240,4 @@ def attend(
             r.batch,
             plan.target,
         )
-    merge.run(workspace.partial, workspace.lse, x.out, lse, context.seq_lens, requests, r.batch, plan.target)
+    merge.run(partial, workspace.lse, x.out, lse, context.seq_lens, requests, v_scale, r.batch, plan.target)

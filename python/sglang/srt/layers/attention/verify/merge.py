@@ -21,6 +21,7 @@ def merge_kernel(
     lse,
     seq_lens,
     req_pool_indices,
+    value_scale,
     batch,
     target,
     TOKENS: tl.constexpr,
@@ -28,6 +29,7 @@ def merge_kernel(
     DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    ROUNDS: tl.constexpr,
     BATCH_LANES: tl.constexpr,
     LENS_INCLUDE_NEW: tl.constexpr,
     HAS_TABLE: tl.constexpr,
@@ -41,7 +43,7 @@ def merge_kernel(
     """Grid (batch * tokens * heads, ceil(DIM / BLOCK_D)). Requests with one split are already in ``out``.
 
     Padding requests (no keys) get zeros and an LSE of -inf. Only items in use are read: the rest of the
-    workspace may hold anything.
+    workspace may hold anything. ``value_scale`` multiplies the result; ROUNDS is ``merge_gpu``'s, one here.
     """
     LN2: tl.constexpr = 0.6931471805599453
     rows: tl.constexpr = TOKENS * Q_HEADS
@@ -78,7 +80,7 @@ def merge_kernel(
         norm = norm * alpha + tl.sum(weight, 0)
         acc = acc * alpha + tl.sum(weight[:, None] * value.to(tl.float32), 0)
         m = m_new
-    result = acc * tl.where(norm > 0, 1.0 / norm, 0.0)
+    result = acc * tl.where(norm > 0, value_scale / norm, 0.0)
     tl.store(out + row.to(tl.int64) * DIM + d, result.to(out.dtype.element_ty), mask=d_ok)
     if HAS_LSE and tl.program_id(1) == 0:
         tl.store(lse + row, tl.where(norm > 0, (m + tl.log2(norm)) * LN2, float("-inf")))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
 from sglang.srt.layers.attention.verify.table import (
@@ -37,7 +38,8 @@ class SplitPlan:
 
     ``target`` is the number of chunks the device code aims for, ``items`` the most work items it can produce
     (split dimension of the grid and of the workspace). ``use`` says whether policy prefers this path over the
-    stock kernel; ``reason`` explains tile, splits and ``use`` in one line.
+    stock kernel; ``reason`` explains tile, splits and ``use`` in one line. ``early_split`` and ``early_merge``
+    launch the stages with programmatic dependence on the kernel before them.
     """
 
     request: AttentionRequest
@@ -47,15 +49,15 @@ class SplitPlan:
     target: int
     items: int
     row_blocks: int
+    partial_dtype: torch.dtype
     early_merge: bool
+    early_split: bool
     use: bool
     reason: str
 
 
 def device_traits(device_index: int = 0) -> DeviceTraits:
     """Traits of a CUDA device, or of the CPU when there is none."""
-    import torch
-
     if not torch.cuda.is_available():
         return DeviceTraits((0, 0), 4)
     properties = torch.cuda.get_device_properties(device_index)
@@ -73,6 +75,16 @@ def prefer(request: AttentionRequest, family: str) -> tuple[bool, str]:
     if request.kind == "mla":
         return True, "decode with latent cache, faster at every measured length"
     return False, "stock decode kernel already splits the keys"
+
+
+def partial_dtype(request: AttentionRequest, tile: Tile) -> torch.dtype:
+    """Element type of partial results: two bytes where the stage-one kernel turns them into whole lines.
+
+    bf16 keeps the range of a bf16 cache; an fp8 cache, taken without its scale, fits fp16 and keeps its digits.
+    """
+    if tile.kernel != "hopper":
+        return torch.float32
+    return torch.float16 if request.kv_dtype.itemsize == 1 else request.q_dtype
 
 
 def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int) -> SplitPlan:
@@ -102,11 +114,13 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         request,
         tile,
         splits,
-        choose_merge(family, items),
+        choose_merge(family, items, request.batch * request.tokens * request.q_heads, request.v_dim),
         target,
         items,
         row_blocks,
+        partial_dtype(request, tile),
         device.capability >= (9, 0),
+        tile.kernel == "hopper",
         use,
         reason,
     )

@@ -67,8 +67,8 @@ def split_kernel(
     """Grid (work items, row blocks x key heads). See ``KVContext`` for lengths, addressing and masks.
 
     ``score_scale`` is sm_scale * k_scale, ``value_scale`` multiplies the values. A request with one work item
-    is written straight to ``out`` and ``lse``; otherwise the normalised partial result goes to ``partial``
-    [work, tokens * heads, DIM] and its base-2 log-sum-exp to ``partial_lse``.
+    is written straight to ``out`` and ``lse``; otherwise the normalised partial result, not yet scaled by
+    ``value_scale``, goes to ``partial`` [work, tokens * heads, DIM] and its base-2 log-sum-exp to ``partial_lse``.
     MASK_LAYOUT: 0 none, 1 [tokens, tokens] a request, 2 [tokens, length] a request at ``mask_indptr``.
     """
     if EARLY_MERGE:
@@ -153,7 +153,7 @@ def split_kernel(
         m = m_new
 
     norm = tl.sum(total, 0)
-    inverse = tl.where(norm > 0, value_scale / norm, 0.0)
+    inverse = tl.where(norm > 0, tl.where(count == 1, value_scale, 1.0) / norm, 0.0)
     result = acc * inverse[None, :]
     log_sum = tl.where(norm > 0, m + tl.log2(norm), float("-inf"))
     out_row = token * Q_HEADS + head

@@ -1,0 +1,224 @@
+"""Starts a real server for a bench or a test, talks to it, and always takes it down again.
+
+Standard library only. Every wait has a limit, and a server that dies while starting fails with the end of its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Generation", "Served", "ServerError", "speculative_flags"]
+
+
+class ServerError(RuntimeError):
+    """The server did not start, died, or answered with an error."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer: token ids, text, and the server's `meta_info`."""
+
+    ids: tuple[int, ...]
+    text: str
+    meta: Mapping[str, Any]
+
+
+def speculative_flags(draft: Path, *, steps: int = 2, topk: int = 1, tokens: int = 3) -> list[str]:
+    """Return the flags of EAGLE-3 with this draft; the default is a chain of 3."""
+    return [
+        "--speculative-algorithm=EAGLE3",
+        f"--speculative-draft-model-path={draft}",
+        f"--speculative-num-steps={steps}",
+        f"--speculative-eagle-topk={topk}",
+        f"--speculative-num-draft-tokens={tokens}",
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _descendants(pid: int) -> list[int]:
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                found += _descendants(int(child))
+    return found
+
+
+class Served:
+    """A `python -m sglang.launch_server` in a session of its own.
+
+    Use as a context manager. `start_seconds` is the time from the start of the process to its first healthy answer.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        flags: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        start_limit: float = 240.0,
+    ) -> None:
+        self.port = _free_port()
+        self.command = [
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            f"--model-path={model}",
+            "--host=127.0.0.1",
+            f"--port={self.port}",
+            *flags,
+        ]
+        self.log = log
+        self.environment = {**os.environ, **(environment or {})}
+        self.start_limit = start_limit
+        self.start_seconds = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Served:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def log_tail(self, lines: int = 30) -> str:
+        """Return the end of the server's log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def start(self) -> None:
+        """Start the server and wait until it is healthy.
+
+        Raises:
+            ServerError: it ended, or was not healthy within `start_limit` seconds.
+        """
+        began = time.monotonic()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self.environment,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                # A session of its own: the whole tree can be signalled, and Ctrl-C reaches us first.
+                start_new_session=True,
+            )
+        try:
+            while True:
+                if self._process.poll() is not None:
+                    raise ServerError(f"the server ended with {self._process.returncode}:\n{self.log_tail()}")
+                if time.monotonic() - began > self.start_limit:
+                    raise ServerError(f"not healthy after {self.start_limit:.0f} s:\n{self.log_tail()}")
+                with contextlib.suppress(OSError, ServerError):
+                    self._request("/health_generate", None, limit=20.0)
+                    break
+                time.sleep(0.25)
+        except BaseException:
+            self.stop()
+            raise
+        self.start_seconds = time.monotonic() - began
+
+    def stop(self, patience: float = 15.0) -> None:
+        """End the server's processes: first asked, then killed; returns when they are gone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        # The leader may be gone while a child still holds memory: the group is killed whatever it answered.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(patience)
+
+    def _request(self, path: str, body: Any, limit: float) -> Any:
+        with self._open(path, body, limit) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def _open(self, path: str, body: Any, limit: float) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
+        )
+        try:
+            return urllib.request.urlopen(request, timeout=limit)
+        except urllib.error.HTTPError as error:
+            raise ServerError(
+                f"{path}: HTTP {error.code}: {error.read().decode(errors='replace')}"
+            ) from error
+
+    def post(self, path: str, body: Any, limit: float = 300.0) -> Any:
+        """Send JSON and return the JSON answer."""
+        return self._request(path, body, limit)
+
+    def get(self, path: str, limit: float = 60.0) -> Any:
+        """Return a JSON answer."""
+        return self._request(path, None, limit)
+
+    def events(self, path: str, body: Any, limit: float = 300.0) -> Iterator[Any]:
+        """Send JSON and yield the JSON of each server-sent event."""
+        with self._open(path, body, limit) as answer:
+            for line in answer:
+                text = line.decode().strip()
+                if text.startswith("data:") and text != "data: [DONE]":
+                    yield json.loads(text.removeprefix("data:"))
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        tokens: int,
+        limit: float = 600.0,
+        **sampling: Any,
+    ) -> list[Generation]:
+        """Answer all prompts (texts or token ids) as one batch; greedy unless `sampling` says otherwise."""
+        name = "text" if isinstance(prompts[0], str) else "input_ids"
+        body = {
+            name: list(prompts),
+            "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **sampling},
+        }
+        answers = self.post("/generate", body, limit)
+        return [Generation(tuple(a["output_ids"]), a["text"], a["meta_info"]) for a in answers]
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache."""
+        with self._open("/flush_cache", {}, 30.0) as answer:
+            answer.read()
+
+    def memory(self) -> dict[str, int]:
+        """Return bytes: `peak_rss_sum` over the processes (shared pages counted in each), and `pss` of now."""
+        peak = pss = 0
+        if self._process is not None:
+            for pid in _descendants(self._process.pid):
+                with contextlib.suppress(OSError):
+                    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                        if line.startswith("VmHWM:"):
+                            peak += int(line.split()[1]) * 1024
+                    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                        if line.startswith("Pss:"):
+                            pss += int(line.split()[1]) * 1024
+        return {"peak_rss_sum": peak, "pss": pss}
