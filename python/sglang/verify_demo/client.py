@@ -63,9 +63,9 @@ class Client:
         from openai import OpenAI  # takes a second to import
 
         text, usage = "", None
-        first = last = start = time.perf_counter()
         with httpx.Client(timeout=self._http.timeout, trust_env=False) as http:
             api = OpenAI(base_url=f"{self.base}/v1", api_key="none", http_client=http, max_retries=0)
+            first = last = start = time.perf_counter()
             for piece, usage_now in _pieces(api, prompt, limit):
                 usage = usage_now or usage
                 if piece:

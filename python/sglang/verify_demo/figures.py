@@ -122,6 +122,7 @@ def summary(speculative: Run, plain: Run) -> dict[str, Any]:
         "phases_ms": phases_ms(alone),
         "cycle_ms": cycle_ms(alone, length, speculative.decode_ms),
         "decode_ms": plain.decode_ms,
+        "token_ms": speculative.decode_ms,
         "tok_s": speculative.tokens_per_second,
         "plain_tok_s": plain.tokens_per_second,
         "startup_s": speculative.startup_s,

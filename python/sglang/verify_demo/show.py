@@ -78,7 +78,7 @@ def closing_table(figures: dict[str, Any], dtype: str) -> Table:
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     differing, prompts = figures["differing"], figures["prompts"]
     verdict = "[green]equal[/]" if not differing else f"[red]{differing} of {prompts} prompts differ[/]"
-    table.add_row(f"tokens of {prompts} prompts ({figures['tokens']} tokens, {dtype}, greedy)", verdict, "")
+    table.add_row(f"answers to {prompts} prompts, {figures['tokens']} tokens, {dtype}, greedy", verdict, "")
     table.add_row("accept length (tokens a cycle)", f"{figures['accept_length']:.2f}", "1")
     hits = " / ".join(f"{share:.0%}" for share in figures["by_position"])
     table.add_row("drafts right, up to position 1 / 2 / ...", hits or "not told", "")
@@ -88,15 +88,10 @@ def closing_table(figures: dict[str, Any], dtype: str) -> Table:
         if name in phases:
             table.add_row(f"{name.replace('_', ' ')}, ms a cycle", f"{phases[name]:.2f}", "")
     table.add_row("cycle or decode step, ms", f"{figures['cycle_ms']:.2f}", f"{figures['decode_ms']:.2f}")
-    if figures["accept_length"]:
-        table.add_row(
-            "ms a token",
-            f"{figures['cycle_ms'] / figures['accept_length']:.2f}",
-            f"{figures['decode_ms']:.2f}",
-        )
+    table.add_row("ms a token as streamed", f"{figures['token_ms']:.2f}", f"{figures['decode_ms']:.2f}")
     table.add_section()
     for label, name, form in (
-        ("tokens a second, one request at a time", "tok_s", "{:.0f}"),
+        ("tokens a second, one request at a time, prefill included", "tok_s", "{:.0f}"),
         ("start-up, s", "startup_s", "{:.0f}"),
     ):
         table.add_row(label, form.format(figures[name]), form.format(figures[f"plain_{name}"]))
