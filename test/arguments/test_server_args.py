@@ -7,6 +7,7 @@ must then fail without a word or be taken as they are, or the check would not be
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import pickle
 from collections.abc import Callable
@@ -219,6 +220,22 @@ def test_wrapper_with_both_kinds_of_draft(make: Make) -> None:
     for draft in (DRAFT, MLA_DRAFT):
         args = make(KIMI, draft, **CHAIN)
         assert numbers(args) == (2, 1, 3)
+
+
+SHIPPED = Path(__file__).parents[2] / "models"
+
+
+def test_the_shipped_pair(make: Make, tmp_path: Path) -> None:
+    """Real weights with a real map; and the same draft for a target of half its vocabulary."""
+    paths = {
+        "model_path": str(SHIPPED / "nano"),
+        "speculative_draft_model_path": str(SHIPPED / "nano-eagle3"),
+    }
+    assert numbers(make(draft=None, speculative_num_steps=2, **paths)) == (2, 1, 3)
+    other = json.loads((SHIPPED / "nano" / "config.json").read_text()) | {"vocab_size": 1280}
+    paths["model_path"] = str(write(tmp_path / "half", other))
+    with pytest.raises(ArgumentFault, match=r"vocab_size 2560 .* must be the target's 1280"):
+        make(draft=None, speculative_num_steps=2, **paths)
 
 
 def test_resolved_arguments_resolve_to_themselves(make: Make) -> None:
