@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from sglang.fork import fallbacks
-from sglang.srt.speculative.semantics.row_bias import apply_bias
 from sglang.srt.speculative.sampling.hooks import rejection_verify, usable_proposal
+from sglang.srt.speculative.semantics.row_bias import apply_bias
 from sglang.srt.speculative.semantics.row_sampling import draw_rows, per_row
 
 _PATH = "run-sampling"
@@ -36,7 +36,9 @@ def verify(
     _apply_shared_penalties(logits, info, rows)
     apply_bias(logits, info, rows, grammar_mask)
     parameters = per_row(info, rows)
-    if _rejection_asked_for() and usable_proposal(verify_input, logits.shape[-1], info.sampling_seed is not None):
+    if _rejection_asked_for() and usable_proposal(
+        verify_input, logits.shape[-1], info.sampling_seed is not None
+    ):
         return rejection_verify(verify_input, logits, parameters)
     drawn = draw_rows(logits, parameters, verify_input.positions, _sampler())
     _agree_across_ranks(drawn)
