@@ -120,6 +120,9 @@ def draft_tensors(config: Mapping[str, Any], table: list[int] | None = None) -> 
     for ending, shape in expected_shapes(config, reduced).items():
         name = f"midlayer.{ending}" if ending.startswith("self_attn.") else ending
         tensors[name] = ("BF16", shape, None)
+    hidden = config["hidden_size"]
+    tensors["norm.weight"] = tensors["midlayer.hidden_norm.weight"] = ("BF16", (hidden,), None)
+    tensors["midlayer.mlp.down_proj.weight"] = ("BF16", (hidden, config["intermediate_size"]), None)
     if table is not None:
         tensors["d2t"] = ("I64", (len(table),), table)
     return tensors

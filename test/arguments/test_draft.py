@@ -116,6 +116,11 @@ CASES = (
         mla=True,
         reshape={"midlayer.self_attn.kv_a_proj_with_mqa.weight": (64, 64)},
     ),
+    # Weights that would be left as memory happened to be.
+    Case("no output head", "draft-incomplete", drop=("lm_head.weight",), says=("lm_head.weight",)),
+    Case("output head of the target", None, {"draft_vocab_size": None}),
+    Case("no norm", "draft-incomplete", drop=("midlayer.hidden_norm.weight",), says=("hidden_norm",)),
+    Case("MLA matrix left out", "packing", mla=True, drop=("midlayer.self_attn.kv_b_proj.weight",)),
     # Context.
     Case(
         "draft shorter than the target",
@@ -215,7 +220,8 @@ def test_own_architectures_are_trusted() -> None:
 
 
 def test_map_of_another_dtype_is_left_to_the_loader() -> None:
-    tensors = {"d2t": TensorHeader("F32", (1000,)), "fc.weight": TensorHeader("BF16", (32, 96))}
+    tensors = {name: TensorHeader(dtype, shape) for name, (dtype, shape, _) in draft_tensors(DRAFT).items()}
+    tensors["d2t"] = TensorHeader("F32", (1000,))
     assert check(Pair(target=LLAMA, draft=DRAFT, draft_path="d", tensors=tensors)) == []
 
 

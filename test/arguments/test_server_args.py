@@ -7,6 +7,7 @@ must then fail without a word or be taken as they are, or the check would not be
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import pickle
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from sglang.srt import server_args as upstream
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.arguments import ArgumentFault
 from sglang.srt.speculative.arguments.draft import DRAFT_PATH, EAGLE3_ARCHITECTURES
+from sglang.srt.speculative.arguments.hooks import prepare
+from sglang.srt.speculative.arguments.target import can_capture
 
 SMALL: Tensors = {"model.norm.weight": ("BF16", (32,), None)}
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -142,6 +145,14 @@ CASES = (
     ),
     Case("context", "context", CHAIN, draft=DRAFT | {"max_position_embeddings": 100}),
     Case("sglang_25673 model_type", "model-type", CHAIN, draft=DRAFT | {"model_type": "kimi_k22"}),
+    Case("model_type of the target", "model-type", CHAIN, target=LLAMA | {"model_type": "lama"}),
+    Case(
+        "target without hidden states",
+        "target-capture",
+        CHAIN,
+        target=LLAMA | {"architectures": ["OlmoForCausalLM"]},
+    ),
+    Case("served context", "context-target", CHAIN | {"context_length": 4096}),
     Case("draft backend", "draft-backend", CHAIN | {"speculative_draft_attention_backend": "flashmla"}),
     Case("draft quantisation", "draft-quantization", CHAIN | {"speculative_draft_model_quantization": "awq"}),
     Case("draft path missing", "path-missing", CHAIN | {"speculative_draft_model_path": "/no/such/draft"}),
@@ -211,6 +222,22 @@ def test_wrapper_with_both_kinds_of_draft(make: Make) -> None:
         assert numbers(args) == (2, 1, 3)
 
 
+SHIPPED = Path(__file__).parents[2] / "models"
+
+
+def test_the_shipped_pair(make: Make, tmp_path: Path) -> None:
+    """Real weights with a real map; and the same draft for a target of half its vocabulary."""
+    paths = {
+        "model_path": str(SHIPPED / "nano"),
+        "speculative_draft_model_path": str(SHIPPED / "nano-eagle3"),
+    }
+    assert numbers(make(draft=None, speculative_num_steps=2, **paths)) == (2, 1, 3)
+    other = json.loads((SHIPPED / "nano" / "config.json").read_text()) | {"vocab_size": 1280}
+    paths["model_path"] = str(write(tmp_path / "half", other))
+    with pytest.raises(ArgumentFault, match=r"vocab_size 2560 .* must be the target's 1280"):
+        make(draft=None, speculative_num_steps=2, **paths)
+
+
 def test_resolved_arguments_resolve_to_themselves(make: Make) -> None:
     """Copies are resolved again in some launch modes, and sent to child processes."""
     args = make(speculative_num_steps=2)
@@ -275,6 +302,56 @@ def test_the_list_of_draft_architectures_is_the_servers() -> None:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
                 found |= {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
     assert {name for name in found if "eagle3" in name.lower()} == set(EAGLE3_ARCHITECTURES)
+
+
+def test_which_targets_hand_out_hidden_states() -> None:
+    """Read from the composed server's model files."""
+    models = Path(upstream.__file__).parent / "models"
+    for name in (
+        "DeepseekV3ForCausalLM",
+        "LlamaForCausalLM",
+        "KimiK25ForConditionalGeneration",
+        "Qwen3ForCausalLM",
+    ):
+        assert can_capture(models, name) is True, name
+    for name in ("OlmoForCausalLM", "GPT2LMHeadModel"):
+        assert can_capture(models, name) is False, name
+    assert can_capture(models, "NotThereForCausalLM") is None
+
+
+def test_more_ranks_than_gpus(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = make(DEEPSEEK, MLA_DRAFT, device="cuda", tp_size=8, attention_backend="triton", **CHAIN)
+    for visible, says in ((0, "none is visible"), (7, "take 8 GPUs but only 7")):
+        monkeypatch.setattr("torch.cuda.device_count", lambda visible=visible: visible)
+        with pytest.raises(ArgumentFault, match=says):
+            args.check_server_args()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    args.check_server_args()
+
+
+def test_upstreams_own_refusals_are_one_line_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal with a text from upstream's argument files; anything else keeps its traceback."""
+    target = str(write(tmp_path / "target", LLAMA, SMALL))
+    with pytest.raises(SystemExit) as caught:
+        upstream.prepare_server_args(
+            ["--model-path", target, "--device", "cpu", "--speculative-draft-window-size", "-1"]
+        )
+    assert caught.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sglang: error: ")]
+    assert "--speculative-draft-window-size must be positive, got -1" in line
+
+
+def test_a_slip_in_the_code_is_no_refusal() -> None:
+    for error in (ValueError("from elsewhere"), AssertionError(), KeyError("x")):
+        with pytest.raises(type(error)):
+            prepare(_raiser(error), [])
+
+
+def _raiser(error: Exception) -> Callable[[list[str]], Any]:
+    def build(argv: list[str]) -> Any:
+        raise error
+
+    return build
 
 
 def test_topic_is_in_force() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -63,7 +64,11 @@ def test_recorded_facts(name: str, status: int, says: str) -> None:
 def test_sglang_4778_without_any_package(tmp_path: Path) -> None:
     """An interpreter that has neither torch nor anything else: faults with cures, no traceback."""
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-    result = run(python=str(tmp_path / "bare" / "bin" / "python"))
+    home = importlib.util.find_spec("sglang")
+    assert home is not None and home.origin is not None
+    # The tree as a path: an installed or linked package belongs to the interpreter that the test runs on.
+    tree = str(Path(home.origin).parents[1])
+    result = run(python=str(tmp_path / "bare" / "bin" / "python"), PYTHONPATH=tree)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     assert (

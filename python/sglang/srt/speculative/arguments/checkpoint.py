@@ -157,6 +157,11 @@ def require_weights(option: str, directory: Path, *, what: str) -> None:
             f"download {what}'s weights, or give --load-format dummy for a trial without them",
             code="weights-missing",
         )
+    require_shards(option, directory)
+
+
+def require_shards(option: str, directory: Path) -> None:
+    """Raise where the directory lacks a file that its index lists."""
     missing = missing_shards(directory)
     if missing:
         raise ArgumentFault(

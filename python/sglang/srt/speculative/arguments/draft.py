@@ -104,7 +104,7 @@ def require_draft(target: Mapping[str, Any], *, algorithm: str, target_path: str
 def check_model_type(
     config: Mapping[str, Any], *, path: str, known: Collection[str], trust_remote_code: bool
 ) -> None:
-    """The draft's ``model_type`` must be one that the installed libraries have a configuration class for."""
+    """A ``model_type`` must be one that the installed libraries have a configuration class for."""
     name = config.get("model_type")
     if name in known:
         return
@@ -117,9 +117,9 @@ def check_model_type(
     elif near:
         remedy = f"correct model_type in its config.json (the nearest known name is {near[0]})"
     else:
-        remedy = "correct model_type in its config.json, or use a draft of a known type such as llama"
+        remedy = "correct model_type in its config.json, or use a checkpoint of a known type such as llama"
     raise ArgumentFault(
-        f"model_type {name} of draft {path}",
+        f"model_type {name} of {path}",
         "is unknown to the installed transformers and to sglang",
         remedy,
         code="model-type",
@@ -308,6 +308,22 @@ def check_context(pair: Pair) -> None:
     )
 
 
+def check_served_context(
+    target: Mapping[str, Any], served: int | None, *, path: str, allow_longer: bool
+) -> None:
+    """``--context-length`` must be within what the target states."""
+    known = context_length(target)
+    if served is None or known is None or served <= known or allow_longer:
+        return
+    raise ArgumentFault(
+        f"--context-length {served}",
+        f"is more than the {known} positions that {path} states",
+        f"give --context-length {known} or less, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if its rotary "
+        "positions hold beyond that",
+        code="context-target",
+    )
+
+
 def check_dtype_name(pair: Pair) -> None:
     """The dtype that the draft states must be one that can be loaded."""
     name = named_dtype(pair.draft)
@@ -321,17 +337,44 @@ def check_dtype_name(pair: Pair) -> None:
 
 
 def check_packing(pair: Pair) -> None:
-    """Packed weights need a configuration that says how they are packed."""
-    if quantization(pair.draft) is not None:
+    """Packed weights need a configuration that says how they are packed; MLA needs one matrix unpacked."""
+    if quantization(pair.draft) is None:
+        for name in pair.tensors or ():
+            if name.endswith(PACKED_SUFFIXES):
+                raise ArgumentFault(
+                    f"tensor {name} of {pair.name}",
+                    "is quantised, but its config.json has no quantization_config",
+                    "use a checkpoint whose config.json belongs to its weights",
+                    code="packing",
+                )
+    if pair.tensors is None or not is_mla(pair.draft):
         return
-    for name in pair.tensors or ():
-        if name.endswith(PACKED_SUFFIXES):
-            raise ArgumentFault(
-                f"tensor {name} of {pair.name}",
-                "is quantised, but its config.json has no quantization_config",
-                "use a checkpoint whose config.json belongs to its weights",
-                code="packing",
-            )
+    # Absorbed attention splits this matrix in two when it is loaded, which works on plain numbers only.
+    split = pair.tensor("self_attn.kv_b_proj.weight")
+    if split is None or split.dtype not in PLAIN_DTYPES:
+        raise ArgumentFault(
+            f"self_attn.kv_b_proj of {pair.name}",
+            f"must be stored as {', '.join(sorted(PLAIN_DTYPES))}, not {split.dtype if split else 'packed or left out'}",
+            "use a draft whose kv_b_proj is not quantised",
+            code="packing",
+        )
+
+
+def check_complete(pair: Pair) -> None:
+    """Weights that the checkpoint lacks would stay as memory happened to be: the draft then accepts nothing."""
+    if pair.tensors is None or quantization(pair.draft) is not None:
+        return
+    needed = ["norm.weight", "hidden_norm.weight", "self_attn.o_proj.weight", "mlp.down_proj.weight"]
+    if pair.draft.get("draft_vocab_size") is not None and not pair.draft.get("tie_word_embeddings"):
+        needed.append("lm_head.weight")
+    absent = [name for name in needed if pair.tensor(name) is None]
+    if absent:
+        raise ArgumentFault(
+            f"{DRAFT_PATH} {pair.draft_path}",
+            f"is incomplete: its weights lack {', '.join(absent)}",
+            "use a complete checkpoint",
+            code="draft-incomplete",
+        )
 
 
 def expected_shapes(draft: Mapping[str, Any], reduced_vocabulary: int | None) -> dict[str, tuple[int, ...]]:
@@ -355,6 +398,9 @@ def expected_shapes(draft: Mapping[str, Any], reduced_vocabulary: int | None) ->
             shapes["self_attn.q_a_proj.weight"] = (draft["q_lora_rank"], 2 * hidden)
         if isinstance(value, int):
             shapes["self_attn.o_proj.weight"] = (hidden, heads * value)
+            if isinstance(draft.get("qk_nope_head_dim"), int):
+                rows = heads * (draft["qk_nope_head_dim"] + value)
+                shapes["self_attn.kv_b_proj.weight"] = (rows, draft["kv_lora_rank"])
         return shapes
     width = draft.get("head_dim") or hidden // heads
     shared = draft.get("num_key_value_heads") or heads
@@ -405,6 +451,7 @@ RULES: tuple[Callable[[Pair], None], ...] = (
     check_layers,
     check_dtype_name,
     check_packing,
+    check_complete,
     check_context,
     check_shapes,
 )

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -16,22 +17,31 @@ from typing import Any
 
 from sglang.srt.speculative.arguments import checkpoint, choices, configs, draft, flags, machine, tokenizers
 from sglang.srt.speculative.arguments.faults import ArgumentFault, one_line
+from sglang.srt.speculative.arguments.target import require_capture
 
 logger = logging.getLogger("sglang.fork.arguments")
 
 TARGET_PATH = "--model-path"
 NO_MODEL = ("none", "dummy")
-LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+# Upstream lets a context exceed what a model states under either of these.
+LONGER_CONTEXT = ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "SGLANG_IS_IN_CI")
 OWN_MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 MODELSCOPE = "SGLANG_USE_MODELSCOPE"
+ARGUMENT_FILES = ("/sglang/srt/server_args.py", "/sglang/srt/configs/model_config.py")
+REFUSAL_LENGTH = 600
 
 
 @dataclass(frozen=True)
 class Side:
-    """A target or a draft as found: its configuration, and its directory where it lies on this machine."""
+    """A target or a draft as found.
+
+    ``directory`` is where its description lies; ``whole`` says that its weights belong there too, which a hub's
+    cache does not promise.
+    """
 
     config: checkpoint.Config | None = None
     directory: Path | None = None
+    whole: bool = False
 
 
 def resolve(original: Callable[[Any], None], server_args: Any) -> None:
@@ -54,13 +64,11 @@ def _before(args: Any) -> checkpoint.Config | None:
     target = _find(TARGET_PATH, args.model_path, args.revision, "the model", args)
     algorithm = args.speculative_algorithm and str(args.speculative_algorithm).upper()
     path = args.speculative_draft_model_path
+    context = _served_context(args, target.config)
     if algorithm is None:
         if path is not None:
             logger.warning("%s has no effect without --speculative-algorithm", draft.DRAFT_PATH)
         return None
-    context: int | None = args.context_length
-    if context is None and target.config is not None:
-        context = configs.context_length(target.config)
     _fill_numbers(args, algorithm, context)
     if algorithm not in flags.EAGLE_FAMILY:
         return None
@@ -80,22 +88,35 @@ def _before(args: Any) -> checkpoint.Config | None:
     return proposer.config
 
 
+def _served_context(args: Any, target: checkpoint.Config | None) -> int | None:
+    served: int | None = args.context_length
+    if target is None:
+        return served
+    draft.check_served_context(
+        target, served, path=args.model_path, allow_longer=_switched_on(*LONGER_CONTEXT)
+    )
+    return served or configs.context_length(target)
+
+
+def _switched_on(*variables: str) -> bool:
+    return any(os.environ.get(name, "").lower() in ("1", "true", "yes", "y") for name in variables)
+
+
 def _find(option: str, path: str, revision: str | None, what: str, args: Any) -> Side:
     """The configuration behind a path option, from a directory here or from the model hub."""
     if option == TARGET_PATH and args.load_format in ("gguf", "remote", "remote_instance"):
         return Side()
-    directory = checkpoint.local_directory(option, path, what=what)
+    local = checkpoint.local_directory(option, path, what=what)
+    directory = local or _hub_directory(option, path, revision)
     if directory is None:
-        directory = _hub_directory(option, path, revision)
-        if directory is None:
-            return Side()
+        return Side()
     config = checkpoint.read_config(option, directory, what=what, overrides=args.json_model_override_args)
-    return Side(config, directory)
+    return Side(config, directory, whole=local is not None)
 
 
 def _hub_directory(option: str, path: str, revision: str | None) -> Path | None:
     """Where the hub's cache keeps a repository's ``config.json``, fetched if need be; None where that says nothing."""
-    if not checkpoint.is_hub_id(path) or os.environ.get(MODELSCOPE, "").lower() in ("1", "true"):
+    if not checkpoint.is_hub_id(path) or _switched_on(MODELSCOPE):
         return None
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -134,10 +155,9 @@ def _fill_numbers(args: Any, algorithm: str, context: int | None) -> None:
 
 
 def attention_ranks(args: Any) -> int:
-    """Ranks that attention heads are divided over: with data-parallel attention only those of one replica."""
-    if args.enable_dp_attention and args.dp_size > 1:
-        return max(int(args.tp_size) // int(args.dp_size), 1)
-    return int(args.tp_size)
+    """Ranks that attention heads are divided over: those of one data-parallel replica and one context part."""
+    replicas = int(args.dp_size) if args.enable_dp_attention else 1
+    return max(int(args.tp_size) // max(replicas, 1) // max(int(args.attn_cp_size), 1), 1)
 
 
 def _check_pair(args: Any, target: checkpoint.Config, proposer: Side) -> None:
@@ -145,11 +165,15 @@ def _check_pair(args: Any, target: checkpoint.Config, proposer: Side) -> None:
     path = args.speculative_draft_model_path
     own = bool(os.environ.get(OWN_MODELS))
     if not own:
-        draft.check_model_type(
-            config, path=path, known=known_model_types(), trust_remote_code=bool(args.trust_remote_code)
-        )
-    directory = proposer.directory
-    tensors = checkpoint.read_headers(draft.DRAFT_PATH, directory) if directory is not None else None
+        known, trust = known_model_types(), bool(args.trust_remote_code)
+        draft.check_model_type(target, path=args.model_path, known=known, trust_remote_code=trust)
+        draft.check_model_type(config, path=f"draft {path}", known=known, trust_remote_code=trust)
+        models = Path(inspect.getfile(type(args))).parent / "models"
+        require_capture(models, configs.architecture(target), path=args.model_path)
+    tensors = None
+    if proposer.directory is not None and proposer.whole:
+        checkpoint.require_shards(draft.DRAFT_PATH, proposer.directory)
+        tensors = checkpoint.read_headers(draft.DRAFT_PATH, proposer.directory)
     pair = draft.Pair(
         target=target,
         draft=config,
@@ -157,7 +181,7 @@ def _check_pair(args: Any, target: checkpoint.Config, proposer: Side) -> None:
         tensors=tensors,
         attention_ranks=attention_ranks(args),
         served_context=args.context_length,
-        allow_longer_context=os.environ.get(LONGER_CONTEXT, "").lower() in ("1", "true", "yes", "y"),
+        allow_longer_context=_switched_on(*LONGER_CONTEXT),
         own_architectures=own,
     )
     for remark in draft.check(pair):
@@ -207,14 +231,35 @@ def prepare(original: Callable[[list[str]], Any], argv: list[str]) -> Any:
         check_machine(server_args)
         if server_args.node_rank == 0:
             machine.check_port(server_args.host, server_args.port)
-    except ArgumentFault as fault:
-        print(f"sglang: error: {fault}", file=sys.stderr, flush=True)
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        logger.debug("where the arguments were refused", exc_info=error)
+        print(f"sglang: error: {one_line(error, REFUSAL_LENGTH)}.", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
     return server_args
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether an exception was raised on purpose about arguments: ours, or upstream's where it resolves them.
+
+    Upstream's count only with a text and from its argument files, so that a slip in the code keeps its traceback.
+    """
+    if isinstance(error, ArgumentFault):
+        return True
+    if not isinstance(error, (ValueError, AssertionError, NotImplementedError)) or not str(error).strip():
+        return False
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    file = Path(place.tb_frame.f_code.co_filename).as_posix() if place is not None else ""
+    return file.endswith(ARGUMENT_FILES) or "/sglang/srt/arg_groups/" in file
+
+
 def check_machine(args: Any) -> None:
-    """Refuse checkpoints without weights, and weights that cannot fit into this machine's memory."""
+    """Refuse ranks without GPUs, checkpoints without weights, and weights that cannot fit into the memory."""
+    if args.device == "cuda" and not (args.use_ray or args.is_ep_joiner):
+        machine.check_devices(_devices_needed(args), _devices_visible())
     if str(args.model_path).lower() in NO_MODEL or args.load_format not in ("auto", "safetensors"):
         return
     total = 0.0
@@ -240,6 +285,21 @@ def check_machine(args: Any) -> None:
         path=args.model_path,
         ranks=1 if on_host else int(args.tp_size) * int(args.pp_size),
     )
+
+
+def _devices_needed(args: Any) -> int:
+    """One more than the highest GPU number that this host's ranks take."""
+    ranks = int(args.tp_size) * int(args.pp_size) // max(int(args.nnodes), 1)
+    if args.dp_size > 1 and not args.enable_dp_attention:
+        ranks *= int(args.dp_size)
+    return int(args.base_gpu_id) + max(ranks - 1, 0) * int(args.gpu_id_step) + 1
+
+
+def _devices_visible() -> int:
+    import torch
+
+    # Asks the driver's management library, so that no context is created in the launching process.
+    return torch.cuda.device_count()
 
 
 def _widening(option: str, directory: Path, what: str, args: Any) -> float:

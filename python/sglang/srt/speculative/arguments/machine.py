@@ -122,3 +122,27 @@ def check_memory(
         "use more ranks (--tp-size), a smaller or quantised model, or a machine with more memory",
         code="memory",
     )
+
+
+def check_devices(needed: int, visible: int) -> None:
+    """Refuse more ranks than there are GPUs to put them on.
+
+    Args:
+        needed: one more than the highest GPU number that the ranks of this host take.
+        visible: GPUs that this process can see.
+    """
+    if needed <= visible:
+        return
+    if visible == 0:
+        raise ArgumentFault(
+            "--device cuda",
+            "needs a GPU, and none is visible to this process",
+            "give --device cpu, unset CUDA_VISIBLE_DEVICES, or look at what python -m sglang.verify_doctor says",
+            code="devices",
+        )
+    raise ArgumentFault(
+        f"--tp-size, --pp-size, --dp-size and --base-gpu-id together take {needed} GPUs",
+        f"but only {visible} are visible to this process",
+        f"give values whose product is at most {visible}, or make more GPUs visible (CUDA_VISIBLE_DEVICES)",
+        code="devices",
+    )

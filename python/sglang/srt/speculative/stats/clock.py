@@ -106,7 +106,7 @@ class CycleClock:
         self._pending: deque[_Slot] = deque()
         self._current: _Slot | None = None
         self._last: _Slot | None = None
-        self._every = every
+        self.every = every
         self._index = 0
         self.dropped = 0
         self.timed = 0
@@ -114,7 +114,7 @@ class CycleClock:
     def begin(self, phase: str, kind: str = "cycle", batch: int = 1, context: int = 0) -> None:
         """Start a cycle whose first phase is ``phase``."""
         follows = self._last is not None
-        timed = self._index % self._every == 0
+        timed = self._index % self.every == 0
         self._index += 1
         # The stamp that closes the previous gap is the begin of this cycle, timed or not.
         if not timed and not follows:

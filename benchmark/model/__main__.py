@@ -1,0 +1,87 @@
+"""Print the model: constants, validation, field report, predictions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from benchmark.model.check import (
+    FIELD_ODD_VERIFY_MS,
+    Comparison,
+    context_of_verify,
+    field_comparisons,
+    mean_context,
+    slice_comparisons,
+)
+from benchmark.model.constants import table
+from benchmark.model.predict import PATHS, UPSTREAM, kimi, predict
+
+CONTEXTS = (1024, 16384, 65536, 131072)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what was asked for; status 1 when a validated figure is off by more than 15%."""
+    parser = argparse.ArgumentParser(prog="python -m benchmark.model", description=__doc__)
+    parser.add_argument("--constants", action="store_true", help="print every constant with its source")
+    parser.add_argument("--accept-length", type=float, default=2.0)
+    parser.add_argument(
+        "--repeat", type=float, default=0.0, help="excess chance that neighbours share an expert"
+    )
+    args = parser.parse_args(argv)
+    if args.constants:
+        for name, constant in table():
+            print(f"{name:26} {constant.value:12.4g} {constant.unit:6} {constant.kind:9} {constant.source}")
+        return 0
+    worst = validation()
+    field_report()
+    predictions(args.accept_length, args.repeat)
+    return 0 if worst <= 0.15 else 1
+
+
+def validation() -> float:
+    """The slice, predicted and measured; returns the largest error."""
+    print("Upstream on the H200 slice, ms")
+    for item in slice_comparisons():
+        print_comparison(item)
+    return max(abs(item.error) for item in slice_comparisons())
+
+
+def field_report() -> None:
+    """The field report's two figures and the one that nobody could reproduce."""
+    print(
+        f"\nField report: 8x RTX PRO 6000, mean context {mean_context()} (32 in, up to 2048 out), ms; a PREDICTION from H200 parts"
+    )
+    for item in field_comparisons():
+        print_comparison(item)
+    guess = predict(kimi("rtxpro6000x8"), UPSTREAM, mean_context())
+    print("  the verify is " + ", ".join(f"{name} {ms:.1f}" for name, ms in guess.verify_parts_ms.items()))
+    print(
+        f"  a verify of {FIELD_ODD_VERIFY_MS:.0f} ms, seen once and not reproducible, is that of a mean context of {context_of_verify(FIELD_ODD_VERIFY_MS)} tokens"
+    )
+
+
+def predictions(accept_length: float, repeat: float) -> None:
+    """Decode, cycle and verdict of each path on both deployments."""
+    for machine in ("rtxpro6000x8", "h200x8"):
+        print(f"\nPREDICTION, Kimi-K2.5 INT4 on {machine}, 3-token verify, accept length {accept_length:g}")
+        print(f"  {'context':>8} {'path':32} {'decode':>8} {'verify':>8} {'cycle':>8}  verify is")
+        for context in CONTEXTS:
+            for path in PATHS:
+                guess = predict(kimi(machine, repeat), path, context)
+                verdict = guess.verdict(accept_length)
+                top = sorted(guess.verify_parts_ms.items(), key=lambda item: -item[1])[:3]
+                print(
+                    f"  {context:8} {path.name:32} {guess.decode_ms:8.2f} {guess.phases_ms['verify']:8.2f} {guess.cycle_ms:8.2f}  "
+                    f"{', '.join(f'{name} {ms:.1f}' for name, ms in top)}; needs {verdict.needed:.2f}: {verdict.speedup:.2f}x"
+                )
+
+
+def print_comparison(item: Comparison) -> None:
+    """One line."""
+    print(
+        f"  {item.name:28} predicted {item.predicted:8.3f}  measured {item.measured:8.3f}  {100 * item.error:+5.1f}%"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

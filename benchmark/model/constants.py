@@ -1,0 +1,134 @@
+"""The numbers the model rests on, each with its source.
+
+"slice profile" is the profile of upstream 0.5.17 on the one-rank slice, one H200, batch 1, 1k context: decode 362
+kernels and 1.87 ms busy of 1.905 ms; EAGLE-3 cycle 473 kernels, 4.88 ms busy of 6.015 ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value with its unit and where it comes from: ``measured``, ``cited`` or ``assumed``."""
+
+    value: float
+    unit: str
+    kind: str
+    source: str
+
+
+# --- bandwidth -----------------------------------------------------------------------------------
+H200_BANDWIDTH = Constant(
+    4.3e12, "B/s", "measured", "device copy on the H200 of the slice (datasheet: 4.8 TB/s)"
+)
+RTX_BANDWIDTH = Constant(
+    1.79e12 * 4.3 / 4.8,
+    "B/s",
+    "assumed",
+    "NVIDIA RTX PRO 6000 Blackwell datasheet, 1,792 GB/s, times the copy efficiency of the H200",
+)
+DENSE_EFFICIENCY = Constant(
+    0.8,
+    "ratio",
+    "assumed",
+    "a weight matrix of 5 to 30 MB read once by a GEMM of few rows; FlashMLA reports 0.9 for long streams",
+)
+MOE_EFFICIENCY_TRITON = Constant(
+    0.378,
+    "ratio",
+    "measured",
+    "slice profile: 2 GEMMs of 29 us a layer, less their fixed cost, for 8 experts of 11 MB, bf16, Triton",
+)
+MOE_EFFICIENCY_MARLIN = Constant(
+    0.5,
+    "ratio",
+    "assumed",
+    "INT4 Marlin reads weights repacked for streaming; between the Triton figure and a dense GEMM",
+)
+
+# --- fixed cost of a kernel inside a graph ---------------------------------------------------------
+H200_KERNEL_US = Constant(
+    1.9,
+    "us",
+    "measured",
+    "slice profile: 1.87 ms of a decode less attention 0.30, expert GEMMs 0.64 and bytes 0.33, over 316 kernels",
+)
+RTX_KERNEL_US = Constant(
+    1.9 * 1980 / 2320,
+    "us",
+    "assumed",
+    "the H200 figure by the ratio of clocks, 1,980 MHz there and 2,320 MHz in the field report",
+)
+KERNELS_OF_SAMPLING = Constant(
+    9, "count", "measured", "slice profile: 362 kernels of a decode less those of its layers"
+)
+
+# --- attention of a layer: fixed us, and us for 1,000 tokens of context ------------------------------
+H200_DECODE_FIXED_US = Constant(
+    25.2, "us", "measured", "slice profile: split stage 6.2 us and merge 19 us at 1k"
+)
+H200_DECODE_PER_K_US = Constant(
+    1.48, "us", "measured", "slice decode 1.905, 2.286, 3.030 ms at 1k, 16k, 64k over 12 layers"
+)
+RTX_DECODE_PER_K_US = Constant(
+    1.48 * 1980 / 2320,
+    "us",
+    "assumed",
+    "the H200 slope by the ratio of clocks: at 0.77 TB/s it is not bandwidth that limits it",
+)
+H200_SERIAL_FIXED_US = Constant(
+    36.0, "us", "measured", "slice profile: 13 calls of 220 us at 1k, less the slope below"
+)
+H200_SERIAL_PER_K_US = Constant(
+    183.0,
+    "us",
+    "measured",
+    "slice cycle 6.015, 41.096, 156.306 ms at 1k, 16k, 64k over 13 calls: 11.7 us a block of 64 keys",
+)
+RTX_SERIAL_PER_K_US = Constant(
+    183.0 * 1980 / 2320,
+    "us",
+    "assumed",
+    "the same time a key: blocks of 32 keys at SM120, half the work each, at the other clock",
+)
+H200_SPLIT_FIXED_US = Constant(
+    8.4, "us", "measured", "split-KV probe, folded rows: 9.5, 10.9, 16.6, 49, 83 us at 1k, 4k, 16k, 64k, 128k"
+)
+H200_SPLIT_PER_K_US = Constant(0.58, "us", "measured", "the same probe: 1.15 MB a 1,000 tokens at 2.0 TB/s")
+RTX_SPLIT_PER_K_US = Constant(
+    1.152e6 / (1.79e12 * 0.6) * 1e6,
+    "us",
+    "assumed",
+    "1.15 MB a 1,000 tokens at 60% of 1,792 GB/s; 33% (H200: 45%) more is possible",
+)
+
+# --- around the graphs ---------------------------------------------------------------------------------
+CYCLE_EAGER_KERNELS = Constant(
+    56, "count", "measured", "slice profile: 72 launches outside graphs a cycle, 16 a decode"
+)
+CYCLE_IDLE_US = Constant(
+    1130, "us", "measured", "slice profile: 6.015 ms cycle less 4.88 ms busy, host-bound between three graphs"
+)
+DECODE_IDLE_US = Constant(35, "us", "measured", "slice profile: 1.905 ms decode less 1.87 ms busy")
+
+# --- all-reduce: fixed us and us a KB of message, 8 ranks -----------------------------------------------
+NCCL_PCIE_FIXED_US = Constant(
+    15.0,
+    "us",
+    "cited",
+    "NCCL over PCIe, 24.2 us at 32 KB and 51.8 us at 128 KB (report on a push all-reduce, September 2026)",
+)
+NCCL_PCIE_PER_KB_US = Constant(0.2875, "us", "cited", "the same two points of that report")
+ONE_SHOT_PCIE_FIXED_US = Constant(
+    6.8, "us", "cited", "one-shot on 8 PCIe ranks behind switches, 9.2 us at 8 KB and 16.5 us at 32 KB"
+)
+ONE_SHOT_PCIE_PER_KB_US = Constant(0.304, "us", "cited", "the same two points of that report")
+NVLINK_FIXED_US = Constant(7.2, "us", "cited", "one-stage all-reduce over NVLink, 7 to 8 us for these sizes")
+NVLINK_PER_KB_US = Constant(0.02, "us", "cited", "the same figures, which hardly grow with the message")
+
+
+def table() -> list[tuple[str, Constant]]:
+    """Every constant by name."""
+    return [(name, value) for name, value in globals().items() if isinstance(value, Constant)]

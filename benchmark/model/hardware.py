@@ -1,0 +1,81 @@
+"""Machines: bandwidth, kernel cost, attention curves and link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmark.model import constants as c
+
+
+@dataclass(frozen=True)
+class Curve:
+    """``fixed`` us plus ``per_unit`` us for each unit (1,000 tokens of context, or a KB of message)."""
+
+    fixed: float
+    per_unit: float
+
+    def us(self, units: float) -> float:
+        """Microseconds."""
+        return self.fixed + self.per_unit * units
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One deployment target.
+
+    Attributes:
+        ranks: tensor-parallel ranks.
+        bandwidth: achieved bytes a second of a long copy.
+        kernel_us: fixed cost of a kernel inside a graph.
+        decode_attention, serial_verify, split_verify: one layer's attention by 1,000 tokens of context: upstream's
+            split decode, upstream's serial verify (prefill kernel), the fork's split verify.
+        nccl, fused: one all-reduce by KB of message: what upstream uses there, what the fork uses there.
+    """
+
+    name: str
+    ranks: int
+    bandwidth: float
+    kernel_us: float
+    decode_attention: Curve
+    serial_verify: Curve
+    split_verify: Curve
+    nccl: Curve
+    fused: Curve
+
+
+H200 = Machine(
+    name="H200",
+    ranks=1,
+    bandwidth=c.H200_BANDWIDTH.value,
+    kernel_us=c.H200_KERNEL_US.value,
+    decode_attention=Curve(c.H200_DECODE_FIXED_US.value, c.H200_DECODE_PER_K_US.value),
+    serial_verify=Curve(c.H200_SERIAL_FIXED_US.value, c.H200_SERIAL_PER_K_US.value),
+    split_verify=Curve(c.H200_SPLIT_FIXED_US.value, c.H200_SPLIT_PER_K_US.value),
+    nccl=Curve(0.0, 0.0),
+    fused=Curve(0.0, 0.0),
+)
+H200_X8 = Machine(
+    name="8x H200",
+    ranks=8,
+    bandwidth=H200.bandwidth,
+    kernel_us=H200.kernel_us,
+    decode_attention=H200.decode_attention,
+    serial_verify=H200.serial_verify,
+    split_verify=H200.split_verify,
+    nccl=Curve(c.NVLINK_FIXED_US.value, c.NVLINK_PER_KB_US.value),
+    fused=Curve(c.NVLINK_FIXED_US.value, c.NVLINK_PER_KB_US.value),
+)
+_CLOCKS = c.RTX_KERNEL_US.value / c.H200_KERNEL_US.value
+RTX_X8 = Machine(
+    name="8x RTX PRO 6000",
+    ranks=8,
+    bandwidth=c.RTX_BANDWIDTH.value,
+    kernel_us=c.RTX_KERNEL_US.value,
+    # Fixed parts are latencies of the processor; the slope of a split kernel is bandwidth.
+    decode_attention=Curve(c.H200_DECODE_FIXED_US.value * _CLOCKS, c.RTX_DECODE_PER_K_US.value),
+    serial_verify=Curve(c.H200_SERIAL_FIXED_US.value * _CLOCKS, c.RTX_SERIAL_PER_K_US.value),
+    split_verify=Curve(c.H200_SPLIT_FIXED_US.value * _CLOCKS, c.RTX_SPLIT_PER_K_US.value),
+    nccl=Curve(c.NCCL_PCIE_FIXED_US.value, c.NCCL_PCIE_PER_KB_US.value),
+    fused=Curve(c.ONE_SHOT_PCIE_FIXED_US.value, c.ONE_SHOT_PCIE_PER_KB_US.value),
+)
+MACHINES = {"h200": H200, "h200x8": H200_X8, "rtxpro6000x8": RTX_X8}
