@@ -22,7 +22,7 @@ TOPIC = Topic(
         "and a break-even"
     ),
     overlay=("sglang/srt/speculative/stats/", "sglang/bench_verify/"),
-    stacks_on=("run-sampling", "run-processors", "run-penalties", "run-nonfinite"),
+    stacks_on=("verify-attention", "run-sampling", "run-processors", "run-penalties", "run-nonfinite"),
     edits=(
         Around(file=WORKER, scope="EAGLEWorkerV2.forward_batch_generation", hook=f"{HOOKS}:cycle"),
         Around(file=WORKER, scope="EAGLEWorkerV2.verify", hook=f"{HOOKS}:verify"),

@@ -13,7 +13,7 @@ from typing import Any
 from sglang.srt.speculative.stats import export, ranks
 from sglang.srt.speculative.stats.accept import kept_tokens
 from sglang.srt.speculative.stats.collector import Collector, collector, line
-from sglang.srt.speculative.stats.graphs import CYCLE_PASSES
+from sglang.srt.speculative.stats.graphs import CYCLE_PASSES, name_of, why_not
 
 logger = logging.getLogger(__name__)
 Original = Callable[..., Any]
