@@ -205,7 +205,7 @@ def attend(
     lse = x.lse if x.lse is not None else workspace.lse
     stride_table = context.req_to_token.stride(0) if context.req_to_token is not None else 0
     form = CallForm(context.lens_include_new, context.req_to_token is not None, x.lse is not None)
-    partial = workspace.partial(plan)
+    partial = workspace.partial_of(plan)
     split = split_launch(plan, form)
     merge = merge_launch(plan, form)
     common = (

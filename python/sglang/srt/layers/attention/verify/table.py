@@ -75,7 +75,7 @@ def _hopper_tile(rows: int, kv_bytes: int) -> Tile:
         return Tile("hopper", 64, block_r, 4 if block_r == 16 else 8, 3 if block_r <= 32 else 2)
     if block_r == 64:
         return Tile("hopper", 64, block_r, 8, 2)
-    return Tile("hopper", 64, block_r, 4, 2, 128 if block_r == 16 else 160)
+    return Tile("hopper", 64, block_r, 4, 2, 128 if block_r == 16 else 168)
 
 
 def choose_tile(family: str, kind: str, rows: int, dim: int, kv_bytes: int, plain_mask: bool) -> Tile:
