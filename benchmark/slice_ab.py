@@ -6,7 +6,9 @@ decode steps are profiled at one context. Rows and profiles go to ``--out``.
 
     python benchmark/slice_ab.py --out benchmark/results/slice_h200.json --profile-out build/profiles.json
 
-Dummy weights route every token alike unless ``--random-router`` is given. The simulated accept length is 2.0.
+Dummy weights route every token alike, so the router's logits are replaced by noise (``--no-random-router`` leaves
+them). The simulated accept length is 2.0. An engine named ``fork-eagle3-no-verify-stats`` shows what the statistics
+cost.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from sglang.bench_verify.commands.slice import numbers
 from sglang.bench_verify.environment import capture, under_load
 from sglang.bench_verify.rows import Results, Row
 from sglang.bench_verify.slice import plan as plans
+from sglang.bench_verify.slice.derived import profile_row, statistics_cost
 from sglang.bench_verify.slice.engines import EngineError, EngineSpec, Fleet, SliceOptions, stock_topics
 from sglang.bench_verify.slice.shapes import NAMED, rank_slice
 from sglang.bench_verify.slice.trace import TraceError, load, summarize
@@ -165,7 +168,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--start-when", default="", metavar="FILE", help="measure once this file exists (other work is done)"
     )
-    parser.add_argument("--random-router", action="store_true", help="noise in place of the router's logits")
+    parser.add_argument(
+        "--random-router",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="noise in place of the router's logits, so that a verify reads the experts of three tokens",
+    )
     parser.add_argument("--profile-context", type=int, default=1024, help="0: no profile")
     parser.add_argument("--profile-tokens", type=int, default=64)
     parser.add_argument("--machine", default="h200")
@@ -213,7 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 cycles = profiles(fleet, args.profile_context, args.profile_tokens, folder / "traces")
             rows = with_state(fleet, rows)
             failures = dict(fleet.failures)
-    for row in rows:
+    named = {spec.name: spec for spec in specifications(names, args.accept_length)}
+    rows += [profile_row(entry, named[entry["engine"]], shape, args.machine) for entry in cycles]
+    for row in [*rows, *statistics_cost(rows)]:
         results.add(row)
     for name, reason in failures.items():
         print(f"FAILED {name}: {reason[-2000:]}", file=sys.stderr)

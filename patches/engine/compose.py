@@ -98,7 +98,7 @@ def stage(
         ]
         for name in names:
             upstream.extract(name, target)
-        _write_metadata(upstream, target, pins)
+        _write_metadata(upstream, target, pins, {PACKAGE} | {name.partition("/")[0] for name in overlay})
     sources = load_sources(target, names)
     refuse_clashes(overlay, sources, pins.base)
     if not waive:
@@ -246,7 +246,7 @@ def _keep_byte_code(old: Path, old_hashes: dict[str, str], new: Path, hashes: di
             os.link(path, kept)
 
 
-def _write_metadata(upstream: zipfile.ZipFile, target: Path, pins: Pins) -> None:
+def _write_metadata(upstream: zipfile.ZipFile, target: Path, pins: Pins, packages: set[str]) -> None:
     """Upstream's metadata under the fork's version, so that ``importlib.metadata`` sees the tree."""
     source = f"{pins.name}-{pins.base}.dist-info"
     place = target / f"{pins.name}-{pins.version}.dist-info"
@@ -256,7 +256,7 @@ def _write_metadata(upstream: zipfile.ZipFile, target: Path, pins: Pins) -> None
         if name == "METADATA":
             text = fork_metadata(text, pins)
         (place / name).write_text(text, encoding="utf-8")
-    (place / "top_level.txt").write_text(f"{PACKAGE}\n", encoding="utf-8")
+    (place / "top_level.txt").write_text("".join(f"{name}\n" for name in sorted(packages)), encoding="utf-8")
 
 
 def fork_metadata(text: str, pins: Pins) -> str:

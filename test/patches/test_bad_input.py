@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -215,8 +217,13 @@ def test_broken_cache_entry_is_fetched_again(
     pins = Project(checkout.root).pins()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(fetch.WHEELS_VARIABLE, raising=False)
-    asked = []
-    monkeypatch.setattr(fetch, "_download", lambda _pins, _wheel, cached: asked.append(cached) or cached)
+    asked: list[Path] = []
+
+    def download(_pins: object, _wheel: object, cached: Path) -> Path:
+        asked.append(cached)
+        return cached
+
+    monkeypatch.setattr(fetch, "_download", download)
     wheel = fetch.pick(pins)
     cached = fetch.fetch(pins, wheel)
     cached.parent.mkdir(parents=True)
@@ -239,7 +246,7 @@ def test_wrong_machine(
     checkout: Checkout, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout.write()
-    monkeypatch.setattr(fetch.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     failed(checkout, capsys, 2, "Linux x86_64", "aarch64")
 
 
@@ -275,8 +282,6 @@ def test_failure_while_writing(
     checkout: Checkout, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk in the middle of composing leaves the earlier tree."""
-    from patches.engine import compose as composing
-
     checkout.write()
     assert checkout.engine("compose") == 0
     checkout.overlay = {"sglang/more.py": ""}
@@ -285,7 +290,7 @@ def test_failure_while_writing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(composing.shutil, "copyfile", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
     failed(checkout, capsys, 1, "No space left on device", "nothing was changed")
 
 

@@ -120,7 +120,7 @@ def test_damaged_manifest_is_redone(ready: Checkout, text: str) -> None:
 def test_byte_code_of_unchanged_files_is_kept(ready: Checkout) -> None:
     cached: dict[str, Path] = {}
     for name in ("sglang/version.py", "sglang/hooks.py"):
-        cached[name] = Path(py_compile.compile(str(ready.composed / name)))
+        cached[name] = Path(str(py_compile.compile(str(ready.composed / name))))
     # Same length and, by force of the clock, the same second: byte code must still not survive the change.
     ready.overlay["sglang/hooks.py"] = HOOKS["sglang/hooks.py"].replace("original(", "orIginal(")
     stamp = (ready.composed / "sglang/hooks.py").stat()

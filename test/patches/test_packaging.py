@@ -60,7 +60,8 @@ def metadata(archive: Path) -> dict[str, list[str]]:
     with zipfile.ZipFile(archive) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         message = Parser().parsestr(wheel.read(name).decode())
-    return {key: message.get_all(key) or [] for key in message} | {"": [message.get_payload()]}
+    fields = {key: [str(value) for value in message.get_all(key) or []] for key in message}
+    return fields | {"": [str(message.get_payload())]}
 
 
 def test_wheel(copy: Path, archive: Path, tmp_path: Path) -> None:
@@ -84,8 +85,10 @@ def test_wheel(copy: Path, archive: Path, tmp_path: Path) -> None:
         entry_points = f"{pins.name}-{pins.base}.dist-info/entry_points.txt"
         assert wheel.read(f"{info}/entry_points.txt") == upstream.read(entry_points)
         assert {f"{info}/licenses/LICENSE", f"{info}/licenses/NOTICE"} <= names
+        packages = {name.partition("/")[0] for name in Project(copy).overlay()}
+        assert set(wheel.read(f"{info}/top_level.txt").decode().split()) == packages
         folders = {name.partition("/")[0] for name in names}
-        assert folders == {"sglang", info} | {name.partition("/")[0] for name in Project(copy).overlay()}
+        assert folders == packages | {info}
 
 
 def test_source_distribution(copy: Path, tmp_path: Path) -> None:

@@ -155,10 +155,9 @@ def _fill_numbers(args: Any, algorithm: str, context: int | None) -> None:
 
 
 def attention_ranks(args: Any) -> int:
-    """Ranks that attention heads are divided over: with data-parallel attention only those of one replica."""
-    if args.enable_dp_attention and args.dp_size > 1:
-        return max(int(args.tp_size) // int(args.dp_size), 1)
-    return int(args.tp_size)
+    """Ranks that attention heads are divided over: those of one data-parallel replica and one context part."""
+    replicas = int(args.dp_size) if args.enable_dp_attention else 1
+    return max(int(args.tp_size) // max(replicas, 1) // max(int(args.attn_cp_size), 1), 1)
 
 
 def _check_pair(args: Any, target: checkpoint.Config, proposer: Side) -> None:
@@ -259,7 +258,7 @@ def is_refusal(error: Exception) -> bool:
 
 def check_machine(args: Any) -> None:
     """Refuse ranks without GPUs, checkpoints without weights, and weights that cannot fit into the memory."""
-    if args.device == "cuda" and not args.use_ray:
+    if args.device == "cuda" and not (args.use_ray or args.is_ep_joiner):
         machine.check_devices(_devices_needed(args), _devices_visible())
     if str(args.model_path).lower() in NO_MODEL or args.load_format not in ("auto", "safetensors"):
         return

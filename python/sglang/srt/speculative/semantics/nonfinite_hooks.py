@@ -31,17 +31,17 @@ def verify(
 
 
 def guard_logits(
-    original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, info: Any
+    original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, sampling_info: Any
 ) -> torch.Tensor:
     """Around the last change to the logits of prefill and plain decode.
 
     Where a draw follows, a bad row is made uniform: a sampler may fail on NaN, and with it the whole batch.
     """
-    logits = original(sampler, logits, info)
+    logits = original(sampler, logits, sampling_info)
     bad = bad_rows(logits)
-    if not info.is_all_greedy:
+    if not sampling_info.is_all_greedy:
         logits.masked_fill_(bad.unsqueeze(-1), 0.0)
-    setattr(info, _BAD, bad)
+    setattr(sampling_info, _BAD, bad)
     return logits
 
 

@@ -64,7 +64,11 @@ def device_traits(device_index: int = 0) -> DeviceTraits:
     return DeviceTraits((properties.major, properties.minor), properties.multi_processor_count)
 
 
-def prefer(request: AttentionRequest, family: str) -> tuple[bool, str]:
+# Splits of the stock GQA decode kernel (upstream's default), and how many of its programs keep one SM busy.
+STOCK_SPLITS, STOCK_PROGRAMS_PER_SM = 8, 4
+
+
+def prefer(request: AttentionRequest, family: str, sm_count: int) -> tuple[bool, str]:
     """Is the split-KV path expected to be faster than the stock one? Says nothing about correctness."""
     if request.tokens > 1:
         return True, "verify would otherwise walk the prefix serially"
@@ -74,6 +78,9 @@ def prefer(request: AttentionRequest, family: str) -> tuple[bool, str]:
         return False, f"decode not measured on {family}"
     if request.kind == "mla":
         return True, "decode with latent cache, faster at every measured length"
+    programs = request.batch * request.kv_heads * STOCK_SPLITS
+    if programs <= STOCK_PROGRAMS_PER_SM * sm_count:
+        return True, f"the stock decode kernel's {programs} programs leave the device idle"
     return False, "stock decode kernel already splits the keys"
 
 
@@ -105,7 +112,7 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     target = max(capacity - (request.batch - 1), -(-capacity // 2), 1)
     most_a_request = -(-max_context // min(splits.min_keys, splits.short_min))
     items = min(target + request.batch - 1, request.batch * most_a_request)
-    use, why = prefer(request, family)
+    use, why = prefer(request, family, device.sm_count)
     reason = (
         f"{family} {tile.kernel} {tile.block_n}x{tile.block_r} w{tile.num_warps} s{tile.num_stages}, "
         f"{items} items for {device.sm_count} SMs, {request.rows} rows in {row_blocks}; {why}"
