@@ -58,9 +58,7 @@ def _schedule(plan: SplitPlan, form: CallForm) -> dict[str, Any]:
         "HAS_LSE": form.has_lse,
         "GRAIN": plan.splits.grain,
         "MIN_KEYS": plan.splits.min_keys,
-        "SHORT_KEYS": plan.splits.short_keys,
-        "SHORT_MIN": plan.splits.short_min,
-        "EARLY_MERGE": plan.early_merge,
+        "EARLY_MERGE": plan.early_merge and not plan.fused,
     }
 
 
@@ -76,12 +74,15 @@ def split_launch(plan: SplitPlan, form: CallForm) -> Launch:
             "FP8": r.kv_dtype.itemsize == 1,
             "STAGES": tile.num_stages,
             "CHAIN": plan.early_split,
+            "FUSED": plan.fused,
         }
         options: dict[str, Any] = {"num_warps": tile.num_warps}
         if tile.max_registers:
             options["maxnreg"] = tile.max_registers
         if plan.early_split:
             options["launch_pdl"] = True
+        if plan.fused:
+            options["launch_cooperative_grid"] = True
         grid = (plan.items, plan.row_blocks)
         return Launch(mla_split_kernel, grid, constants | _schedule(plan, form), options)
     constants = {
@@ -205,9 +206,8 @@ def attend(
     lse = x.lse if x.lse is not None else workspace.lse
     stride_table = context.req_to_token.stride(0) if context.req_to_token is not None else 0
     form = CallForm(context.lens_include_new, context.req_to_token is not None, x.lse is not None)
-    partial = workspace.partial(plan)
+    partial = workspace.partial_of(plan)
     split = split_launch(plan, form)
-    merge = merge_launch(plan, form)
     common = (
         x.q,
         x.k,
@@ -222,7 +222,8 @@ def attend(
     )
     strides = (stride_table, x.q.stride(0), x.q.stride(1), x.k.stride(0))
     if plan.tile.kernel == "hopper":
-        split.run(*common, *strides, sm_scale * k_scale, v_scale, r.batch, plan.target)
+        counters = workspace.counters
+        split.run(*common, counters, *strides, sm_scale * k_scale, v_scale, r.batch, plan.target)
     else:
         mask = context.tree_mask
         split.run(
@@ -240,4 +241,8 @@ def attend(
             r.batch,
             plan.target,
         )
-    merge.run(partial, workspace.lse, x.out, lse, context.seq_lens, requests, v_scale, r.batch, plan.target)
+    if plan.fused:
+        return
+    merge_launch(plan, form).run(
+        partial, workspace.lse, x.out, lse, context.seq_lens, requests, v_scale, r.batch, plan.target
+    )

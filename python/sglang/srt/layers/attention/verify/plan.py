@@ -22,6 +22,9 @@ from sglang.srt.layers.attention.verify.table import (
 )
 
 MEASURED_FAMILIES = ("sm_90",)
+# The fused merge keeps the splits of a row in one sweep of shared memory; the workspace holds the counters.
+MAX_FUSED_SPLITS = 256
+COUNTERS = 4096
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class SplitPlan:
     ``target`` is the number of chunks the device code aims for, ``items`` the most work items it can produce
     (split dimension of the grid and of the workspace). ``use`` says whether policy prefers this path over the
     stock kernel; ``reason`` explains tile, splits and ``use`` in one line. ``early_split`` and ``early_merge``
-    launch the stages with programmatic dependence on the kernel before them.
+    launch the stages with programmatic dependence on the kernel before them. ``fused`` merges inside the split
+    kernel behind a barrier of the request's programs, launched cooperatively; there is no second kernel then.
     """
 
     request: AttentionRequest
@@ -52,6 +56,7 @@ class SplitPlan:
     partial_dtype: torch.dtype
     early_merge: bool
     early_split: bool
+    fused: bool
     use: bool
     reason: str
 
@@ -94,6 +99,11 @@ def partial_dtype(request: AttentionRequest, tile: Tile) -> torch.dtype:
     return torch.float16 if request.kv_dtype.itemsize == 1 else request.q_dtype
 
 
+def fits_one_wave(programs: int, barriers: int, device: DeviceTraits) -> bool:
+    """May the programs of a split kernel wait for each other? All must be resident at once, one an SM."""
+    return programs <= min(device.sm_count, MAX_FUSED_SPLITS) and 2 * barriers <= COUNTERS
+
+
 def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int) -> SplitPlan:
     """Plan for an admitted ``request``; ``max_context`` bounds the length of any request, in tokens."""
     if max_context < 1:
@@ -110,12 +120,14 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     capacity = max(1, device.sm_count * splits.per_sm // (row_blocks * request.kv_heads))
     # Rounding adds up to one item a request; leave room for it so that one wave stays one wave.
     target = max(capacity - (request.batch - 1), -(-capacity // 2), 1)
-    most_a_request = -(-max_context // min(splits.min_keys, splits.short_min))
+    most_a_request = -(-max_context // splits.min_keys)
     items = min(target + request.batch - 1, request.batch * most_a_request)
+    fused = tile.kernel == "hopper" and fits_one_wave(items * row_blocks, request.batch * row_blocks, device)
     use, why = prefer(request, family, device.sm_count)
     reason = (
         f"{family} {tile.kernel} {tile.block_n}x{tile.block_r} w{tile.num_warps} s{tile.num_stages}, "
-        f"{items} items for {device.sm_count} SMs, {request.rows} rows in {row_blocks}; {why}"
+        f"{items} items for {device.sm_count} SMs, {request.rows} rows in {row_blocks}"
+        f"{', merge inside' if fused else ''}; {why}"
     )
     return SplitPlan(
         request,
@@ -126,8 +138,9 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         items,
         row_blocks,
         partial_dtype(request, tile),
-        device.capability >= (9, 0),
-        tile.kernel == "hopper",
-        use,
-        reason,
+        early_merge=device.capability >= (9, 0),
+        early_split=tile.kernel == "hopper" and not fused,
+        fused=fused,
+        use=use,
+        reason=reason,
     )

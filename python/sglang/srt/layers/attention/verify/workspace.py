@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from sglang.srt.layers.attention.verify.plan import SplitPlan
+from sglang.srt.layers.attention.verify.plan import COUNTERS, SplitPlan
 
 
 class VerifyWorkspace:
@@ -13,13 +13,15 @@ class VerifyWorkspace:
 
     Size it for the largest plan of the process (``for_plans``). One workspace serves calls that run one after
     the other on one stream: all layers of a model share it. Graphs that may run concurrently need their own.
-    Its contents carry nothing from one call to the next.
+    Its contents carry nothing from one call to the next. ``bytes`` is raw: plans differ in element type.
     """
 
     def __init__(self, partial_bytes: int, lse_elements: int, device: torch.device | str) -> None:
         # Whole lines, so that every element type finds itself aligned.
         self.bytes = torch.empty(-(-max(partial_bytes, 1) // 128) * 128, dtype=torch.uint8, device=device)
         self.lse = torch.empty(max(lse_elements, 1), dtype=torch.float32, device=device)
+        # Two counters a request and row block (arrived, left); every call leaves them at zero.
+        self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
     @staticmethod
     def needs(plan: SplitPlan) -> tuple[int, int]:
@@ -34,7 +36,7 @@ class VerifyWorkspace:
         sizes = [cls.needs(p) for p in plans]
         return cls(max((s[0] for s in sizes), default=1), max((s[1] for s in sizes), default=1), device)
 
-    def partial(self, plan: SplitPlan) -> torch.Tensor:
+    def partial_of(self, plan: SplitPlan) -> torch.Tensor:
         """The partial outputs in the element type of ``plan``."""
         return self.bytes.view(plan.partial_dtype)
 
