@@ -47,7 +47,7 @@ def signature(plan: SplitPlan) -> dict[str, str]:
     return {
         "q": q, "k_pool": kv, "v_pool": kv, "latent": kv, "out": q, "lse": "*fp32",
         "partial": POINTERS[plan.partial_dtype], "partial_lse": "*fp32", "seq_lens": "*i64", "req_pool_indices": "*i64",
-        "table": "*i32", "counters": "*i32", "indptr": "*i32", "mask": "*u8", "mask_indptr": "*i64",
+        "table": "*i32", "indptr": "*i32", "mask": "*u8", "mask_indptr": "*i64",
         "score_scale": "fp32", "value_scale": "fp32", "logit_cap": "fp32", "batch": "i32", "target": "i32",
     }  # fmt: skip
 
@@ -66,7 +66,7 @@ def compile_launch(launch: Launch, types: dict[str, str], arch: int) -> Resource
         if full[name].startswith("*") or name.startswith("stride"):
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = GluonASTSource if kernel.is_gluon() else ASTSource
-    options = {k: v for k, v in launch.options.items() if k not in ("launch_pdl", "launch_cooperative_grid")}
+    options = {k: v for k, v in launch.options.items() if k != "launch_pdl"}
     compiled = triton.compile(
         source(kernel, full, launch.constants, attributes),
         target=GPUTarget("cuda", arch, 32),

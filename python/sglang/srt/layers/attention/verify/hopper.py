@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: SIM108
 """Stage one for absorbed MLA on Hopper, in Gluon: the same function as ``split.split_kernel``, explicit schedule.
 
 Four producer warps copy tiles of 64 keys into a ring, the consumer warps multiply. The split of roles is what
@@ -13,7 +13,7 @@ e4m3) before it multiplies; queries are scaled into fp16 range by a power of two
 
 from __future__ import annotations
 
-from sglang.srt.layers.attention.verify.schedule import locate_work, request_length
+from sglang.srt.layers.attention.verify.schedule import locate_work
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -46,7 +46,7 @@ def _find_work(
     BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
     GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
 ):  # fmt: skip
-    """(request, pool index, first item, item count, length, first key, end) of this program's work, if any."""
+    """(request, pool index, item count, length, first key, end) of this program's work, if any."""
     work = gl.program_id(0)
     lanes = gl.arange(0, BATCH_LANES, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     b, pool_index, first, count, length, chunk = locate_work(
@@ -54,7 +54,7 @@ def _find_work(
         BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     lo = (work - first) * chunk
-    return b, pool_index, first, count, length, lo, gl.minimum(length, lo + chunk)
+    return b, pool_index, count, length, lo, gl.minimum(length, lo + chunk)
 
 
 @gluon.jit
@@ -70,7 +70,7 @@ def _produce(
     LM: gl.constexpr = gl.BlockedLayout([1, WIDTH], [1, 32], [PRODUCER_WARPS, 1], [1, 0])
     LE: gl.constexpr = gl.BlockedLayout([1, WIDTH], [WIDTH // 2, 64 // WIDTH], [PRODUCER_WARPS, 1], [1, 0])
     N: gl.constexpr = 64
-    b, pool_index, _, _, _, lo, hi = _find_work(
+    b, pool_index, _, _, lo, hi = _find_work(
         seq_lens, req_pool_indices, batch, target,
         BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
@@ -108,27 +108,22 @@ def _produce(
 
 @gluon.jit
 def _consume(
-    q, out, lse, partial, partial_lse, counters, seq_lens, req_pool_indices, batch, target,
+    q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
     stride_q_token, stride_q_head, score_scale, value_scale,
     ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
     HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr,
-    FP8: gl.constexpr, STAGES: gl.constexpr, CHAIN: gl.constexpr, FUSED: gl.constexpr,
+    FP8: gl.constexpr, STAGES: gl.constexpr, CHAIN: gl.constexpr,
     BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
     GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
 ):  # fmt: skip
     """Consumer partition: both products of every tile, online softmax, result of the split."""
-    b, _, first, count, length, lo, hi = _find_work(
+    b, _, count, length, lo, hi = _find_work(
         seq_lens, req_pool_indices, batch, target,
         BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     # Every program waits, also one without work: the end of this grid stands for the end of those before it.
     if CHAIN:
         cuda.gdc_wait()
-    if FUSED:
-        _silence_padding(
-            out, lse, seq_lens, req_pool_indices, batch,
-            HEADS, BLOCK_R, HAS_LSE, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE,
-        )  # fmt: skip
     if lo < hi:
         _consume_split(
             q, out, lse, partial, partial_lse, b, count, length, lo, hi,
@@ -136,12 +131,6 @@ def _consume(
             ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
             HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, TOKENS,
         )  # fmt: skip
-        if FUSED:
-            if count > 1:
-                _merge_share(
-                    out, lse, partial, partial_lse, counters, b, first, count, value_scale, ring_main,
-                    HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, TOKENS,
-                )  # fmt: skip
 
 
 @gluon.jit
@@ -268,126 +257,6 @@ def _consume_split(
 
 
 @gluon.jit
-def _silence_padding(
-    out, lse, seq_lens, req_pool_indices, batch,
-    HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr, TOKENS: gl.constexpr,
-    LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
-):  # fmt: skip
-    """Program i answers for request i: if that is padding, zero rows and an LSE of -inf."""
-    W: gl.constexpr = gl.num_warps()
-    ROWS: gl.constexpr = TOKENS * HEADS
-    LW: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [W, 1], [1, 0])
-    b = gl.program_id(0)
-    if b < batch:
-        if request_length(seq_lens, req_pool_indices, b, True, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE) == 0:
-            r = gl.program_id(1) * BLOCK_R + gl.arange(0, BLOCK_R, layout=gl.SliceLayout(1, LW))
-            d = gl.arange(0, 512, layout=gl.SliceLayout(0, LW))
-            at = b.to(gl.int64) * ROWS
-            nothing = gl.zeros([BLOCK_R, 512], out.dtype.element_ty, LW)
-            gl.store(out + (at + r)[:, None] * 512 + d[None, :], nothing, mask=(r < ROWS)[:, None])
-            if HAS_LSE:
-                minus = gl.full([BLOCK_R], float("-inf"), gl.float32, gl.SliceLayout(1, LW))
-                gl.store(lse + at + r, minus, mask=r < ROWS)
-
-
-@gluon.jit
-def _merge_share(
-    out, lse, partial, partial_lse, counters, b, first, count, value_scale, ring_main,
-    HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr,
-    FP8: gl.constexpr, STAGES: gl.constexpr, TOKENS: gl.constexpr,
-):  # fmt: skip
-    """Meet the other splits of the request, then merge every count-th piece of its rows.
-
-    The grid is launched cooperatively, so all programs are resident and the wait cannot starve one of them. A
-    thread owns one value dim and adds the splits in their order: no exchange between threads, equal repeats.
-    """
-    W: gl.constexpr = gl.num_warps()
-    ROWS: gl.constexpr = TOKENS * HEADS
-    LN2: gl.constexpr = 0.6931471805599453
-    PIECE: gl.constexpr = 32 * W
-    PIECES: gl.constexpr = 512 // PIECE
-    S: gl.constexpr = 16
-    VALUE: gl.constexpr = partial.dtype.element_ty
-    BLOCKS: gl.constexpr = (STAGES * 64 * 512) // (S * PIECE) // (2 if FP8 else 1)
-    LV: gl.constexpr = gl.BlockedLayout([S, 1], [1, 32], [1, W], [1, 0])
-    LC: gl.constexpr = gl.BlockedLayout(
-        [1, 8], [256 // PIECE if PIECE < 256 else 1, PIECE // 8 if PIECE < 256 else 32], [W, 1], [1, 0]
-    )
-    L1: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-
-    row0 = gl.program_id(1) * BLOCK_R
-    mine = gl.program_id(0) - first
-    counter = counters + 2 * (b * gl.num_programs(1) + gl.program_id(1))
-    # The barrier orders every thread's stores before the one release.
-    gl.thread_barrier()
-    seen = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") + 1
-    while seen < count:
-        seen = gl.atomic_add(counter, 0, sem="acquire", scope="gpu")
-    gl.thread_barrier()
-
-    values = ring_main._reinterpret(VALUE, [BLOCKS, S, PIECE], FLAT)
-    sums = gl.allocate_shared_memory(gl.float32, [BLOCKS, S], LINE)
-    sc = gl.arange(0, S, layout=gl.SliceLayout(1, LC))
-    dc = gl.arange(0, PIECE, layout=gl.SliceLayout(0, LC))
-    s1 = gl.arange(0, S, layout=L1)
-    sv = gl.arange(0, S, layout=gl.SliceLayout(1, LV))
-    dv = gl.arange(0, PIECE, layout=gl.SliceLayout(0, LV))
-    units = gl.minimum(BLOCK_R, ROWS - row0) * PIECES
-    own = (units - mine + count - 1) // count
-    deep = gl.minimum((count + S - 1) // S, BLOCKS)
-    wide = BLOCKS // deep
-    for base in range(0, own, wide):
-        many = gl.minimum(wide, own - base)
-        for j in range(0, many):
-            unit = mine + (base + j) * count
-            row = row0 + unit // PIECES
-            for k in range(0, deep):
-                at = ((first + k * S + sc).to(gl.int64) * ROWS + row) * 512 + (unit % PIECES) * PIECE
-                async_copy.async_copy_global_to_shared(
-                    values.index(j * deep + k),
-                    partial + at[:, None] + dc[None, :],
-                    mask=(k * S + sc < count)[:, None],
-                )
-                async_copy.async_copy_global_to_shared(
-                    sums.index(j * deep + k),
-                    partial_lse + (first + k * S + s1) * ROWS + row,
-                    mask=k * S + s1 < count,
-                )
-        async_copy.commit_group()
-        async_copy.wait_group(0)
-        gl.thread_barrier()
-        for j in range(0, many):
-            unit = mine + (base + j) * count
-            row = row0 + unit // PIECES
-            acc = gl.zeros([PIECE], gl.float32, gl.SliceLayout(0, LV))
-            norm = 0.0
-            m = -1.0e30
-            for k in range(0, deep):
-                log_sum = sums.index(j * deep + k).load(gl.SliceLayout(1, LV))
-                log_sum = gl.where(k * S + sv < count, log_sum, float("-inf"))
-                m_new = gl.maximum(m, gl.max(log_sum, 0))
-                alpha = gl.exp2(m - m_new)
-                weight = gl.exp2(log_sum - m_new)
-                norm = norm * alpha + gl.sum(weight, 0)
-                value = values.index(j * deep + k).load(LV).to(gl.float32)
-                acc = acc * alpha + gl.sum(weight[:, None] * value, 0)
-                m = m_new
-            result = acc * gl.where(norm > 0, value_scale / norm, 0.0)
-            to = b.to(gl.int64) * ROWS + row
-            gl.store(out + to * 512 + (unit % PIECES) * PIECE + dv, result.to(out.dtype.element_ty))
-            if HAS_LSE:
-                if unit % PIECES == 0:
-                    gl.store(lse + to, gl.where(norm > 0, (m + gl.log2(norm)) * LN2, float("-inf")))
-        gl.thread_barrier()
-    # The last to leave finds all others past the wait and clears the way for the next call.
-    if gl.atomic_add(counter + 1, 1, sem="acq_rel", scope="gpu") == count - 1:
-        gl.store(counter, 0)
-        gl.store(counter + 1, 0)
-
-
-@gluon.jit
 def mla_split_kernel(
     q,
     latent,
@@ -399,7 +268,6 @@ def mla_split_kernel(
     req_pool_indices,
     table,
     indptr,
-    counters,
     stride_table,
     stride_q_token,
     stride_q_head,
@@ -421,7 +289,6 @@ def mla_split_kernel(
     MIN_KEYS: gl.constexpr,
     EARLY_MERGE: gl.constexpr,
     CHAIN: gl.constexpr,
-    FUSED: gl.constexpr,
 ):
     """Grid (work items, row blocks). Arguments as in ``split.split_kernel``; STAGES is the depth of the ring.
 
@@ -458,10 +325,10 @@ def mla_split_kernel(
             (
                 _consume,
                 (
-                    q, out, lse, partial, partial_lse, counters, seq_lens, req_pool_indices, batch, target,
+                    q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
                     stride_q_token, stride_q_head, score_scale, value_scale,
                     ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
-                    HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, CHAIN, FUSED,
+                    HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, CHAIN,
                     BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
                 ),
             ),

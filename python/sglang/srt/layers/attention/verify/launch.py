@@ -58,7 +58,7 @@ def _schedule(plan: SplitPlan, form: CallForm) -> dict[str, Any]:
         "HAS_LSE": form.has_lse,
         "GRAIN": plan.splits.grain,
         "MIN_KEYS": plan.splits.min_keys,
-        "EARLY_MERGE": plan.early_merge and not plan.fused,
+        "EARLY_MERGE": plan.early_merge,
     }
 
 
@@ -74,15 +74,12 @@ def split_launch(plan: SplitPlan, form: CallForm) -> Launch:
             "FP8": r.kv_dtype.itemsize == 1,
             "STAGES": tile.num_stages,
             "CHAIN": plan.early_split,
-            "FUSED": plan.fused,
         }
         options: dict[str, Any] = {"num_warps": tile.num_warps}
         if tile.max_registers:
             options["maxnreg"] = tile.max_registers
         if plan.early_split:
             options["launch_pdl"] = True
-        if plan.fused:
-            options["launch_cooperative_grid"] = True
         grid = (plan.items, plan.row_blocks)
         return Launch(mla_split_kernel, grid, constants | _schedule(plan, form), options)
     constants = {
@@ -222,8 +219,7 @@ def attend(
     )
     strides = (stride_table, x.q.stride(0), x.q.stride(1), x.k.stride(0))
     if plan.tile.kernel == "hopper":
-        counters = workspace.counters
-        split.run(*common, counters, *strides, sm_scale * k_scale, v_scale, r.batch, plan.target)
+        split.run(*common, *strides, sm_scale * k_scale, v_scale, r.batch, plan.target)
     else:
         mask = context.tree_mask
         split.run(
@@ -241,8 +237,6 @@ def attend(
             r.batch,
             plan.target,
         )
-    if plan.fused:
-        return
     merge_launch(plan, form).run(
         partial, workspace.lse, x.out, lse, context.seq_lens, requests, v_scale, r.batch, plan.target
     )

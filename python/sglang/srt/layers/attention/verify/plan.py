@@ -22,9 +22,6 @@ from sglang.srt.layers.attention.verify.table import (
 )
 
 MEASURED_FAMILIES = ("sm_90",)
-# The fused merge keeps the splits of a row in one sweep of shared memory; the workspace holds the counters.
-MAX_FUSED_SPLITS = 256
-COUNTERS = 4096
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,7 @@ class SplitPlan:
     ``target`` is the number of chunks the device code aims for, ``items`` the most work items it can produce
     (split dimension of the grid and of the workspace). ``use`` says whether policy prefers this path over the
     stock kernel; ``reason`` explains tile, splits and ``use`` in one line. ``early_split`` and ``early_merge``
-    launch the stages with programmatic dependence on the kernel before them. ``fused`` merges inside the split
-    kernel behind a barrier of the request's programs, launched cooperatively; there is no second kernel then.
+    launch the stages with programmatic dependence on the kernel before them.
     """
 
     request: AttentionRequest
@@ -56,7 +52,6 @@ class SplitPlan:
     partial_dtype: torch.dtype
     early_merge: bool
     early_split: bool
-    fused: bool
     use: bool
     reason: str
 
@@ -99,11 +94,6 @@ def partial_dtype(request: AttentionRequest, tile: Tile) -> torch.dtype:
     return torch.float16 if request.kv_dtype.itemsize == 1 else request.q_dtype
 
 
-def fits_one_wave(programs: int, barriers: int, device: DeviceTraits) -> bool:
-    """May the programs of a split kernel wait for each other? All must be resident at once, one an SM."""
-    return programs <= min(device.sm_count, MAX_FUSED_SPLITS) and 2 * barriers <= COUNTERS
-
-
 def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int) -> SplitPlan:
     """Plan for an admitted ``request``; ``max_context`` bounds the length of any request, in tokens."""
     if max_context < 1:
@@ -122,12 +112,10 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     target = max(capacity - (request.batch - 1), -(-capacity // 2), 1)
     most_a_request = -(-max_context // splits.min_keys)
     items = min(target + request.batch - 1, request.batch * most_a_request)
-    fused = tile.kernel == "hopper" and fits_one_wave(items * row_blocks, request.batch * row_blocks, device)
     use, why = prefer(request, family, device.sm_count)
     reason = (
         f"{family} {tile.kernel} {tile.block_n}x{tile.block_r} w{tile.num_warps} s{tile.num_stages}, "
-        f"{items} items for {device.sm_count} SMs, {request.rows} rows in {row_blocks}"
-        f"{', merge inside' if fused else ''}; {why}"
+        f"{items} items for {device.sm_count} SMs, {request.rows} rows in {row_blocks}; {why}"
     )
     return SplitPlan(
         request,
@@ -139,8 +127,7 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         row_blocks,
         partial_dtype(request, tile),
         early_merge=device.capability >= (9, 0),
-        early_split=tile.kernel == "hopper" and not fused,
-        fused=fused,
+        early_split=tile.kernel == "hopper",
         use=use,
         reason=reason,
     )

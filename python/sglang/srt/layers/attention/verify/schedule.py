@@ -87,7 +87,7 @@ def locate_work(
             pool_index = tl.load(req_pool_indices).to(tl.int32)
             length = tl.where(pool_index < 0, 0, length)
         length = tl.maximum(length, 0)
-        chunk = even_chunk(length, chunk_keys(length, target, GRAIN, MIN_KEYS), GRAIN)
+        chunk = chunk_keys(length, target, GRAIN, MIN_KEYS)
         count = (length + chunk - 1) // chunk
     else:
         lengths = request_length(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from sglang.srt.layers.attention.verify.plan import COUNTERS, SplitPlan
+from sglang.srt.layers.attention.verify.plan import SplitPlan
 
 
 class VerifyWorkspace:
@@ -20,8 +20,6 @@ class VerifyWorkspace:
         # Whole lines, so that every element type finds itself aligned.
         self.bytes = torch.empty(-(-max(partial_bytes, 1) // 128) * 128, dtype=torch.uint8, device=device)
         self.lse = torch.empty(max(lse_elements, 1), dtype=torch.float32, device=device)
-        # Two counters a request and row block (arrived, left); every call leaves them at zero.
-        self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
     @staticmethod
     def needs(plan: SplitPlan) -> tuple[int, int]:
