@@ -99,7 +99,7 @@ class Bench:
                     "peak_rss_sum_bytes": Metric(memory["peak_rss_sum"], "bytes"),
                     "pss_bytes": Metric(memory["pss"], "bytes"),
                 },
-                note=shlex.join(["python", *server.command[1:]]),
+                note=shlex.join(["python", *server.command[1:]]).replace(f"{ROOT}/", ""),
             )
 
     def row(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.bench_verify.commands.slice import numbers
-from sglang.bench_verify.environment import capture, under_load
+from sglang.bench_verify.environment import Environment, capture, under_load
 from sglang.bench_verify.rows import Results, Row
 from sglang.bench_verify.slice import plan as plans
 from sglang.bench_verify.slice.derived import profile_row, statistics_cost
@@ -35,6 +35,8 @@ from sglang.bench_verify.slice.trace import TraceError, load, summarize
 
 # Upstream's EAGLE-3 needs 156 ms a cycle at 64k: few tokens there, and none beyond.
 SLOW_CONTEXT, SLOW_TOKENS = 32768, 16
+# A first request compiles and allocates what no later one does; it is run and thrown away.
+WARM_CONTEXT, WARM_TOKENS = 512, 32
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,15 @@ def specifications(names: Sequence[str], accept_length: float) -> list[EngineSpe
     return found
 
 
-def cases(contexts: Sequence[int], engines: Sequence[str], tokens: int) -> list[Case]:
-    """What is measured at each context."""
+def cases(contexts: Sequence[int], engines: Sequence[str], tokens: int, left_out: str) -> list[Case]:
+    """What is measured at each context. ``left_out`` names ``ENGINE@CONTEXT`` pairs to skip, for a short lease."""
+    skip = {tuple(pair.split("@")) for pair in left_out.split(",") if pair}
     found = []
     for context in contexts:
         counts = {}
         for name in engines:
             slow = name.startswith("upstream-eagle3") and context > SLOW_CONTEXT
-            if slow and context > 2 * SLOW_CONTEXT:
+            if (slow and context > 2 * SLOW_CONTEXT) or (name, str(context)) in skip:
                 continue
             counts[name] = SLOW_TOKENS if slow else tokens
         found.append(Case(context, counts))
@@ -121,10 +124,13 @@ def with_state(fleet: Fleet, rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def profiles(fleet: Fleet, context: int, tokens: int, folder: Path) -> list[dict[str, Any]]:
-    """A profile of every engine at one context."""
+def profiles(
+    fleet: Fleet, engines: Sequence[str], context: int, tokens: int, folder: Path
+) -> list[dict[str, Any]]:
+    """A profile of each of ``engines`` at one context."""
     found = []
-    for name, engine in fleet.engines.items():
+    for name in engines:
+        engine = fleet.engines[name]
         graphs = 3 if engine.spec.steps else 1
         try:
             trace = engine.profile(context, tokens, folder / name)
@@ -142,6 +148,21 @@ def profiles(fleet: Fleet, context: int, tokens: int, folder: Path) -> list[dict
         for kernel, (us, calls) in list(cycle.kernels_by_time.items())[:8]:
             print(f"    {us:8.1f} us {calls:6.1f} x  {kernel}", flush=True)
     return found
+
+
+def warm_up(fleet: Fleet) -> None:
+    """One unmeasured request for every engine."""
+    for name in fleet.engines:
+        try:
+            fleet.measure(name, WARM_CONTEXT, tokens=WARM_TOKENS)
+        except EngineError as error:
+            fleet.failures[f"warm-up of {name}"] = str(error)
+
+
+def save(environments: list[Environment], rows: Sequence[Row], path: str) -> None:
+    """Write what there is; called after every context, so that a run cut short leaves its rows."""
+    if path:
+        Results(environments=environments, rows=list(rows)).save(path)
 
 
 def await_file(path: Path, limit_s: float) -> None:
@@ -174,7 +195,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=True,
         help="noise in place of the router's logits, so that a verify reads the experts of three tokens",
     )
+    parser.add_argument("--leave-out", default="", metavar="ENGINE@CONTEXT,...", help="cases to skip")
     parser.add_argument("--profile-context", type=int, default=1024, help="0: no profile")
+    parser.add_argument("--profile-engines", default="", help="default: all")
     parser.add_argument("--profile-tokens", type=int, default=64)
     parser.add_argument("--machine", default="h200")
     parser.add_argument("--device", default="cuda")
@@ -191,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     names = [name.strip() for name in args.engines.split(",")]
     shape = rank_slice(NAMED["kimi-k2.5"], 8, args.layers, args.experts)
-    plan = cases(args.contexts, names, args.tokens)
+    plan = cases(args.contexts, names, args.tokens, args.leave_out)
     options = SliceOptions(
         device=args.device,
         backend=args.backend,
@@ -213,22 +236,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             if args.start_when:
                 await_file(Path(args.start_when), args.start_seconds)
+            warm_up(fleet)
             deadline = time.monotonic() + args.seconds
             with under_load(results.environments[0]):
                 for case in plan:
                     rows += measure(fleet, case, args.rounds, deadline, args.machine)
-            if args.profile_context:
-                cycles = profiles(fleet, args.profile_context, args.profile_tokens, folder / "traces")
+                    save(results.environments, rows, args.out)
             rows = with_state(fleet, rows)
+            save(results.environments, rows, args.out)
+            if args.profile_context:
+                chosen = [name for name in args.profile_engines.split(",") if name] or list(fleet.engines)
+                cycles = profiles(fleet, chosen, args.profile_context, args.profile_tokens, folder / "traces")
             failures = dict(fleet.failures)
     named = {spec.name: spec for spec in specifications(names, args.accept_length)}
     rows += [profile_row(entry, named[entry["engine"]], shape, args.machine) for entry in cycles]
-    for row in [*rows, *statistics_cost(rows)]:
-        results.add(row)
+    rows += statistics_cost(rows)
     for name, reason in failures.items():
         print(f"FAILED {name}: {reason[-2000:]}", file=sys.stderr)
-    if args.out:
-        results.save(args.out)
+    save(results.environments, rows, args.out)
     if args.profile_out:
         Path(args.profile_out).parent.mkdir(parents=True, exist_ok=True)
         Path(args.profile_out).write_text(json.dumps(cycles, indent=1) + "\n", encoding="utf-8")

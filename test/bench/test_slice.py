@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.bench_verify.rows import Metric, Row
 from sglang.bench_verify.slice import plan as plans
+from sglang.bench_verify.slice.derived import profile_row, statistics_cost
 from sglang.bench_verify.slice.engines import (
     INJECT,
     EngineSpec,

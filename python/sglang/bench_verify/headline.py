@@ -169,6 +169,9 @@ def _figures(rule: Rule, rows: list[Source]) -> dict[str, dict[str, Figure]]:
             continue
         metric = row.metrics[rule.metric]
         value, unit = metric.value, metric.unit
+        # A time that is not positive is a disturbed measurement, whatever its file says.
+        if unit in ("ms", "us", "s") and value <= 0:
+            continue
         if rule.over is not None:
             base = _denominator(rule, source, rows)
             if base is None or base == 0:

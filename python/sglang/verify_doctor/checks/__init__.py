@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang.verify_doctor.checks import deployment, devices, links, settings, software
+from sglang.verify_doctor.checks import deployment, devices, links, models, settings, software
 from sglang.verify_doctor.findings import Finding
 
 Check = Callable[[Mapping[str, Any], str], list[Finding]]
@@ -32,6 +32,8 @@ ALL: tuple[Check, ...] = (
     settings.allocator,
     deployment.topics,
     deployment.fallbacks,
+    models.pair,
+    models.memory,
 )
 
 

@@ -69,6 +69,7 @@ def _before(args: Any) -> checkpoint.Config | None:
         if path is not None:
             logger.warning("%s has no effect without --speculative-algorithm", draft.DRAFT_PATH)
         return None
+    _check_algorithm(args.speculative_algorithm)
     _fill_numbers(args, algorithm, context)
     if algorithm not in flags.EAGLE_FAMILY:
         return None
@@ -86,6 +87,18 @@ def _before(args: Any) -> checkpoint.Config | None:
     _check_pair(args, target.config, proposer)
     _fill_shared(args, target.config, proposer.config)
     return proposer.config
+
+
+def _check_algorithm(name: str) -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    known = {member.name for member in SpeculativeAlgorithm} - {"NONE"} | {"NEXTN"}
+    if name.upper() in known:
+        return
+    try:
+        SpeculativeAlgorithm.from_string(name)  # Plugins may have registered others.
+    except ValueError:
+        raise flags.unknown_algorithm(name, known) from None
 
 
 def _served_context(args: Any, target: checkpoint.Config | None) -> int | None:
@@ -205,13 +218,17 @@ def _fill_shared(args: Any, target: checkpoint.Config, config: checkpoint.Config
     if method is not None:
         args.speculative_draft_model_quantization = method.value
         logger.info("%s", method.note)
-    choices.draft_backend(args.speculative_draft_attention_backend, (), config)
+    device = str(args.device or "")
+    choices.draft_backend(args.speculative_draft_attention_backend, (), config, device=device.split(":")[0])
 
 
 def _choose_backend(args: Any, config: checkpoint.Config) -> None:
     """Set the draft's attention backend once the target's is resolved."""
     choice = choices.draft_backend(
-        args.speculative_draft_attention_backend, tuple(args.get_attention_backends()), config
+        args.speculative_draft_attention_backend,
+        tuple(args.get_attention_backends()),
+        config,
+        device=str(args.device),
     )
     if choice is not None:
         args.override("spec-arguments", speculative_draft_attention_backend=choice.value)

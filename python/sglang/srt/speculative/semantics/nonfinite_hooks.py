@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
-from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_tokens
+from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_run
 
 _GOOD = "run_good_tokens"
 _BAD = "run_bad_rows"
@@ -25,8 +25,8 @@ def verify(
     """Around the verify's sampler: look at the rows after masks, bias and processors had their turn."""
     outcome = original(verify_input, batch, logits_output, grammar_mask)
     if not batch.forward_mode.is_idle():
-        bad = bad_rows(logits_output.next_token_logits)
-        setattr(logits_output, _GOOD, _to_host(good_tokens(bad, outcome[2])))
+        good = good_run(logits_output.next_token_logits, outcome[2])
+        setattr(logits_output, _GOOD, _to_host(good))
     return outcome
 
 

@@ -81,6 +81,19 @@ class Scratch:
         return self.current
 
 
+_graphs_read_table = False
+
+
+def graphs_read_table() -> bool:
+    """Whether any graph captured in this process reads the request table while it runs."""
+    return _graphs_read_table
+
+
+def _note_captured_read() -> None:
+    global _graphs_read_table
+    _graphs_read_table = True
+
+
 @dataclass
 class CaptureRecord:
     """How many attention calls of one captured shape each path took (warm-up runs included)."""
@@ -179,6 +192,7 @@ class Binding:
         if self.capturing is not None:
             if ours:
                 self.capturing.ours += 1
+                _note_captured_read()
             else:
                 self.capturing.stock += 1
 
