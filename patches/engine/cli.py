@@ -27,6 +27,13 @@ def main(argv: list[str] | None = None) -> int:
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
+    except OSError as error:
+        # A full disk or a folder without permission, wherever it shows; scratch folders are gone by now.
+        print(f"error: {error}; nothing was changed", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was changed", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

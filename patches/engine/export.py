@@ -15,7 +15,7 @@ import textwrap
 import zipfile
 from pathlib import Path
 
-from patches.engine.compose import PACKAGE
+from patches.engine.compose import PACKAGE, locked
 from patches.engine.errors import EngineError
 from patches.engine.fetch import fetch, pick
 from patches.engine.model import Sources, Topic
@@ -46,12 +46,10 @@ def export(project: Project, *, wheel_directory: Path | None = None) -> list[Pat
     ]
     owned = _ownership(needed, project.overlay())
     target = project.build / "export"
-    try:
-        project.build.mkdir(parents=True, exist_ok=True)
-        scratch_home = tempfile.TemporaryDirectory(prefix=".exporting-", dir=project.build)
-    except OSError as error:
-        raise EngineError(f"the build folder {project.build} cannot be written ({error.strerror})") from error
-    with scratch_home as scratch:
+    with (
+        locked(project.build),
+        tempfile.TemporaryDirectory(prefix=".exporting-", dir=project.build) as scratch,
+    ):
         made = Path(scratch) / "patches"
         made.mkdir()
         _write_series(Path(scratch) / "tree", made, needed, owned, sources, pins.base)
