@@ -28,7 +28,7 @@ ifdef PIP_CERT
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help readme-tables compose pin check-patches check-forward export wheel venv dev test demo lint format clean
+.PHONY: help readme-tables compose pin check-patches check-forward export wheel venv dev test test-differential demo lint format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -72,6 +72,9 @@ dev: $(READY)  ## the fork importable in .venv; after an edit, `make compose` is
 
 test: dev  ## all tests that need no GPU (TESTS=path for some)
 	OMP_NUM_THREADS=1 $(IN_VENV) -m pytest -m "not slow and not gpu" $(TESTS)
+
+test-differential: dev  ## 320 generated requests, plain decoding against EAGLE-3 over HTTP (REQUESTS=n)
+	DIFFERENTIAL_REQUESTS=$(or $(REQUESTS),320) $(IN_VENV) -m pytest test/engine/differential
 
 # The demo needs less than the tests do: without a .venv it makes a smaller one of its own.
 DEMO_VENV = $(if $(wildcard $(READY)),$(VENV),.venv-demo)

@@ -6,7 +6,9 @@ decode steps are profiled at one context. Rows and profiles go to ``--out``.
 
     python benchmark/slice_ab.py --out benchmark/results/slice_h200.json --profile-out build/profiles.json
 
-Dummy weights route every token alike unless ``--random-router`` is given. The simulated accept length is 2.0.
+Dummy weights route every token alike, so the router's logits are replaced by noise (``--no-random-router`` leaves
+them). The simulated accept length is 2.0. An engine named ``fork-eagle3-no-verify-stats`` shows what the statistics
+cost.
 """
 
 from __future__ import annotations
@@ -23,15 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from sglang.bench_verify.commands.slice import numbers
-from sglang.bench_verify.environment import capture, under_load
+from sglang.bench_verify.environment import Environment, capture, under_load
 from sglang.bench_verify.rows import Results, Row
 from sglang.bench_verify.slice import plan as plans
+from sglang.bench_verify.slice.derived import profile_row, statistics_cost
 from sglang.bench_verify.slice.engines import EngineError, EngineSpec, Fleet, SliceOptions, stock_topics
 from sglang.bench_verify.slice.shapes import NAMED, rank_slice
 from sglang.bench_verify.slice.trace import TraceError, load, summarize
 
 # Upstream's EAGLE-3 needs 156 ms a cycle at 64k: few tokens there, and none beyond.
 SLOW_CONTEXT, SLOW_TOKENS = 32768, 16
+# A first request compiles and allocates what no later one does; it is run and thrown away.
+WARM_CONTEXT, WARM_TOKENS = 512, 32
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,16 @@ def specifications(names: Sequence[str], accept_length: float) -> list[EngineSpe
     return found
 
 
-def cases(contexts: Sequence[int], engines: Sequence[str], tokens: int) -> list[Case]:
-    """What is measured at each context."""
+def cases(contexts: Sequence[int], engines: Sequence[str], tokens: int, upstream_limit: int) -> list[Case]:
+    """What is measured at each context; upstream's engines up to ``upstream_limit`` only."""
     found = []
     for context in contexts:
         counts = {}
         for name in engines:
             slow = name.startswith("upstream-eagle3") and context > SLOW_CONTEXT
-            if slow and context > 2 * SLOW_CONTEXT:
+            if (slow and context > 2 * SLOW_CONTEXT) or (
+                name.startswith("upstream") and context > upstream_limit
+            ):
                 continue
             counts[name] = SLOW_TOKENS if slow else tokens
         found.append(Case(context, counts))
@@ -141,6 +148,21 @@ def profiles(fleet: Fleet, context: int, tokens: int, folder: Path) -> list[dict
     return found
 
 
+def warm_up(fleet: Fleet) -> None:
+    """One unmeasured request for every engine."""
+    for name in fleet.engines:
+        try:
+            fleet.measure(name, WARM_CONTEXT, tokens=WARM_TOKENS)
+        except EngineError as error:
+            fleet.failures[f"warm-up of {name}"] = str(error)
+
+
+def save(environments: list[Environment], rows: Sequence[Row], path: str) -> None:
+    """Write what there is; called after every context, so that a run cut short leaves its rows."""
+    if path:
+        Results(environments=environments, rows=list(rows)).save(path)
+
+
 def await_file(path: Path, limit_s: float) -> None:
     """Wait until ``path`` exists, at most ``limit_s`` seconds."""
     until = time.monotonic() + limit_s
@@ -165,7 +187,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--start-when", default="", metavar="FILE", help="measure once this file exists (other work is done)"
     )
-    parser.add_argument("--random-router", action="store_true", help="noise in place of the router's logits")
+    parser.add_argument(
+        "--random-router",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="noise in place of the router's logits, so that a verify reads the experts of three tokens",
+    )
+    parser.add_argument(
+        "--upstream-limit", type=int, default=1 << 20, help="longest context at which upstream is measured"
+    )
     parser.add_argument("--profile-context", type=int, default=1024, help="0: no profile")
     parser.add_argument("--profile-tokens", type=int, default=64)
     parser.add_argument("--machine", default="h200")
@@ -183,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     names = [name.strip() for name in args.engines.split(",")]
     shape = rank_slice(NAMED["kimi-k2.5"], 8, args.layers, args.experts)
-    plan = cases(args.contexts, names, args.tokens)
+    plan = cases(args.contexts, names, args.tokens, args.upstream_limit)
     options = SliceOptions(
         device=args.device,
         backend=args.backend,
@@ -205,20 +235,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             if args.start_when:
                 await_file(Path(args.start_when), args.start_seconds)
+            warm_up(fleet)
             deadline = time.monotonic() + args.seconds
             with under_load(results.environments[0]):
                 for case in plan:
                     rows += measure(fleet, case, args.rounds, deadline, args.machine)
+                    save(results.environments, rows, args.out)
             if args.profile_context:
                 cycles = profiles(fleet, args.profile_context, args.profile_tokens, folder / "traces")
             rows = with_state(fleet, rows)
             failures = dict(fleet.failures)
-    for row in rows:
-        results.add(row)
+    named = {spec.name: spec for spec in specifications(names, args.accept_length)}
+    rows += [profile_row(entry, named[entry["engine"]], shape, args.machine) for entry in cycles]
+    rows += statistics_cost(rows)
     for name, reason in failures.items():
         print(f"FAILED {name}: {reason[-2000:]}", file=sys.stderr)
-    if args.out:
-        results.save(args.out)
+    save(results.environments, rows, args.out)
     if args.profile_out:
         Path(args.profile_out).parent.mkdir(parents=True, exist_ok=True)
         Path(args.profile_out).write_text(json.dumps(cycles, indent=1) + "\n", encoding="utf-8")

@@ -78,7 +78,7 @@ def speculate(
     logits, features = target(torch.tensor([prompt]), caches, 0)
     out, chain, length = [int(logits[0, -1].argmax())], Chain(), len(prompt)
     fresh, start = [*prompt[1:], out[0]], 0
-    while len(out) < limit and out[-1] not in stop:
+    while len(out) < limit and stop.isdisjoint(out):
         embedding = target.embed_tokens(torch.tensor([fresh]))
         guess, state = draft(embedding, draft.fc(features), mine, start)
         drafts: list[int] = []

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
+
+from sglang.bench_verify.headline import collect
 
 from benchmark.model.check import (
     FIELD_ODD_VERIFY_MS,
@@ -11,6 +14,7 @@ from benchmark.model.check import (
     context_of_verify,
     field_comparisons,
     mean_context,
+    row_comparisons,
     slice_comparisons,
 )
 from benchmark.model.constants import table
@@ -27,12 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--repeat", type=float, default=0.0, help="excess chance that neighbours share an expert"
     )
+    parser.add_argument("--results", default="benchmark/results", help="rows to compare with")
     args = parser.parse_args(argv)
     if args.constants:
         for name, constant in table():
             print(f"{name:26} {constant.value:12.4g} {constant.unit:6} {constant.kind:9} {constant.source}")
         return 0
     worst = validation()
+    committed_rows(args.results)
     field_report()
     predictions(args.accept_length, args.repeat)
     return 0 if worst <= 0.15 else 1
@@ -44,6 +50,16 @@ def validation() -> float:
     for item in slice_comparisons():
         print_comparison(item)
     return max(abs(item.error) for item in slice_comparisons())
+
+
+def committed_rows(directory: str) -> None:
+    """Rows of slice runs in the repository, predicted and measured."""
+    rows = [source.row for source in collect(directory)] if Path(directory).is_dir() else []
+    found = row_comparisons(rows)
+    if found:
+        print("\nRows of this repository, ms")
+    for item in found:
+        print_comparison(item)
 
 
 def field_report() -> None:
@@ -79,7 +95,7 @@ def predictions(accept_length: float, repeat: float) -> None:
 def print_comparison(item: Comparison) -> None:
     """One line."""
     print(
-        f"  {item.name:28} predicted {item.predicted:8.3f}  measured {item.measured:8.3f}  {100 * item.error:+5.1f}%"
+        f"  {item.name:44} predicted {item.predicted:8.3f}  measured {item.measured:8.3f}  {100 * item.error:+5.1f}%"
     )
 
 

@@ -79,39 +79,71 @@ RTX_DECODE_PER_K_US = Constant(
     "the H200 slope by the ratio of clocks: at 0.77 TB/s it is not bandwidth that limits it",
 )
 H200_SERIAL_FIXED_US = Constant(
-    36.0, "us", "measured", "slice profile: 13 calls of 220 us at 1k, less the slope below"
+    10.0, "us", "measured", "slice profile: 218 us a call at 1.1k, less the slope below"
 )
 H200_SERIAL_PER_K_US = Constant(
-    183.0,
+    192.5,
     "us",
     "measured",
-    "slice cycle 6.015, 41.096, 156.306 ms at 1k, 16k, 64k over 13 calls: 11.7 us a block of 64 keys",
+    "slice phases, upstream verify 4.484, 39.96, 153.6 ms at 1k, 16k, 64k over 12 layers: 12.3 us a block of 64 keys",
 )
 RTX_SERIAL_PER_K_US = Constant(
-    183.0 * 1980 / 2320,
+    192.5 * 1980 / 2320,
     "us",
     "assumed",
     "the same time a key: blocks of 32 keys at SM120, half the work each, at the other clock",
 )
 H200_SPLIT_FIXED_US = Constant(
-    8.4, "us", "measured", "split-KV probe, folded rows: 9.5, 10.9, 16.6, 49, 83 us at 1k, 4k, 16k, 64k, 128k"
+    10.0,
+    "us",
+    "measured",
+    "sweep of the fork's MLA verify, 3 tokens: 9.8, 12.3, 16.2, 31.6, 50.5 us at 1k, 4k, 16k, 64k, 128k",
 )
-H200_SPLIT_PER_K_US = Constant(0.58, "us", "measured", "the same probe: 1.15 MB a 1,000 tokens at 2.0 TB/s")
+H200_SPLIT_PER_K_US = Constant(0.32, "us", "measured", "the same sweep: 1.15 MB a 1,000 tokens at 3.6 TB/s")
 RTX_SPLIT_PER_K_US = Constant(
-    1.152e6 / (1.79e12 * 0.6) * 1e6,
+    0.32 * 4.8 / 1.79,
     "us",
     "assumed",
-    "1.15 MB a 1,000 tokens at 60% of 1,792 GB/s; 33% (H200: 45%) more is possible",
+    "the H200 slope by the ratio of datasheet bandwidths: 75% of 1,792 GB/s",
+)
+H200_DRAFT_FIXED_US = Constant(
+    20.0, "us", "assumed", "split decode of the draft's 8 heads, as the target's fixed part"
+)
+H200_DRAFT_PER_K_US = Constant(
+    17.7, "us", "measured", "slice phases, upstream draft 0.187, 0.458, 1.328 ms at 1k, 16k, 64k"
+)
+H200_EXTEND_FIXED_US = Constant(
+    10.0, "us", "assumed", "the prefill kernel on the draft's 8 heads, as the target's fixed part"
+)
+H200_EXTEND_PER_K_US = Constant(
+    68.4, "us", "measured", "slice phases, upstream draft extend 0.355, 1.408, 4.764 ms at 1k, 16k, 64k"
+)
+H200_EXTEND_SPLIT_PER_K_US = Constant(
+    0.96,
+    "us",
+    "measured",
+    "slice phases, the fork's draft extend 0.259, 0.275, 0.325, 0.385 ms at 1k to 128k",
 )
 
 # --- around the graphs ---------------------------------------------------------------------------------
 CYCLE_EAGER_KERNELS = Constant(
     56, "count", "measured", "slice profile: 72 launches outside graphs a cycle, 16 a decode"
 )
-CYCLE_IDLE_US = Constant(
-    1130, "us", "measured", "slice profile: 6.015 ms cycle less 4.88 ms busy, host-bound between three graphs"
+HOST_CYCLE_US = Constant(
+    3100,
+    "us",
+    "measured",
+    "slice: cycle of 3.11 ms with 2.12 ms busy, upstream's scheduler and worker on the host, 3 graphs",
 )
-DECODE_IDLE_US = Constant(35, "us", "measured", "slice profile: 1.905 ms decode less 1.87 ms busy")
+HOST_DECODE_US = Constant(
+    1600, "us", "measured", "slice: decode of 1.67 ms with 1.63 ms busy; the host is not slower than that"
+)
+GRAPH_GAP_US = Constant(
+    45,
+    "us",
+    "measured",
+    "slice profile: 1.905 ms decode less 1.87 ms busy, and a little more for three graphs",
+)
 
 # --- all-reduce: fixed us and us a KB of message, 8 ranks -----------------------------------------------
 NCCL_PCIE_FIXED_US = Constant(

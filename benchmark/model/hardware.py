@@ -29,6 +29,8 @@ class Machine:
         kernel_us: fixed cost of a kernel inside a graph.
         decode_attention, serial_verify, split_verify: one layer's attention by 1,000 tokens of context: upstream's
             split decode, upstream's serial verify (prefill kernel), the fork's split verify.
+        draft_decode, draft_serial, draft_split: the draft's attention in a draft step, and in a draft extend by
+            upstream's prefill kernel and by the fork's.
         nccl, fused: one all-reduce by KB of message: what upstream uses there, what the fork uses there.
     """
 
@@ -39,6 +41,9 @@ class Machine:
     decode_attention: Curve
     serial_verify: Curve
     split_verify: Curve
+    draft_decode: Curve
+    draft_serial: Curve
+    draft_split: Curve
     nccl: Curve
     fused: Curve
 
@@ -51,6 +56,9 @@ H200 = Machine(
     decode_attention=Curve(c.H200_DECODE_FIXED_US.value, c.H200_DECODE_PER_K_US.value),
     serial_verify=Curve(c.H200_SERIAL_FIXED_US.value, c.H200_SERIAL_PER_K_US.value),
     split_verify=Curve(c.H200_SPLIT_FIXED_US.value, c.H200_SPLIT_PER_K_US.value),
+    draft_decode=Curve(c.H200_DRAFT_FIXED_US.value, c.H200_DRAFT_PER_K_US.value),
+    draft_serial=Curve(c.H200_EXTEND_FIXED_US.value, c.H200_EXTEND_PER_K_US.value),
+    draft_split=Curve(c.H200_EXTEND_FIXED_US.value, c.H200_EXTEND_SPLIT_PER_K_US.value),
     nccl=Curve(0.0, 0.0),
     fused=Curve(0.0, 0.0),
 )
@@ -62,6 +70,9 @@ H200_X8 = Machine(
     decode_attention=H200.decode_attention,
     serial_verify=H200.serial_verify,
     split_verify=H200.split_verify,
+    draft_decode=H200.draft_decode,
+    draft_serial=H200.draft_serial,
+    draft_split=H200.draft_split,
     nccl=Curve(c.NVLINK_FIXED_US.value, c.NVLINK_PER_KB_US.value),
     fused=Curve(c.NVLINK_FIXED_US.value, c.NVLINK_PER_KB_US.value),
 )
@@ -75,6 +86,11 @@ RTX_X8 = Machine(
     decode_attention=Curve(c.H200_DECODE_FIXED_US.value * _CLOCKS, c.RTX_DECODE_PER_K_US.value),
     serial_verify=Curve(c.H200_SERIAL_FIXED_US.value * _CLOCKS, c.RTX_SERIAL_PER_K_US.value),
     split_verify=Curve(c.H200_SPLIT_FIXED_US.value * _CLOCKS, c.RTX_SPLIT_PER_K_US.value),
+    draft_decode=Curve(c.H200_DRAFT_FIXED_US.value * _CLOCKS, c.H200_DRAFT_PER_K_US.value * _CLOCKS),
+    draft_serial=Curve(c.H200_EXTEND_FIXED_US.value * _CLOCKS, c.H200_EXTEND_PER_K_US.value * _CLOCKS),
+    draft_split=Curve(
+        c.H200_EXTEND_FIXED_US.value * _CLOCKS, c.H200_EXTEND_SPLIT_PER_K_US.value * 4.8 / 1.79
+    ),
     nccl=Curve(c.NCCL_PCIE_FIXED_US.value, c.NCCL_PCIE_PER_KB_US.value),
     fused=Curve(c.ONE_SHOT_PCIE_FIXED_US.value, c.ONE_SHOT_PCIE_PER_KB_US.value),
 )

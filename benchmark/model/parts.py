@@ -163,7 +163,6 @@ def draft_forward(
     parts = [
         Part("draft weights", 10.0, (attention_weights + mlp + head + join) * BF16, dense),
         Part("draft glue", 8.0),
-        # Keys and values of 8 heads of 128 instead of one latent of 576: 3.6 times the bytes of a target layer.
         Part("draft attention", 2.0, us=attention.us(context / 1000.0)),
     ]
     if ranks > 1:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
 from sglang.bench_verify.slice.shapes import NAMED, rank_slice
 from sglang.srt.speculative.stats.breakeven import Verdict, judge
 
 from benchmark.model import constants as c
-from benchmark.model.hardware import MACHINES, Curve
+from benchmark.model.hardware import MACHINES
 from benchmark.model.parts import INT4, Deployment, Part, draft_forward, forward, total_ms
 
 
 @dataclass(frozen=True)
 class Path:
-    """What runs: which attention a verify uses, which all-reduce, how much host time is left between graphs."""
+    """What runs.
+
+    Attributes:
+        split_verify: the fork's attention in verify, draft extend and decode, in place of upstream's.
+        split_draft: the fork's attention in the draft steps as well.
+        fused_reduce: the fork's all-reduce.
+        host_us: what the host needs for a cycle; a cycle is never shorter.
+        eager_kernels: launches outside graphs.
+    """
 
     name: str
     split_verify: bool
+    split_draft: bool
     fused_reduce: bool
-    idle_us: float
+    host_us: float
     eager_kernels: float
 
 
-UPSTREAM = Path("upstream", False, False, c.CYCLE_IDLE_US.value, c.CYCLE_EAGER_KERNELS.value)
-# The fork's cycle: its own verify attention; all-reduce and host time as upstream's until they are measured.
-FORK_ATTENTION = Path("fork, attention only", True, False, c.CYCLE_IDLE_US.value, c.CYCLE_EAGER_KERNELS.value)
-FORK = Path("fork, attention and all-reduce", True, True, c.CYCLE_IDLE_US.value, c.CYCLE_EAGER_KERNELS.value)
-FLOOR = Path("one graph a cycle", True, True, c.DECODE_IDLE_US.value, 0.0)
+HOST, EAGER = c.HOST_CYCLE_US.value, c.CYCLE_EAGER_KERNELS.value
+UPSTREAM = Path("upstream", False, False, False, HOST, EAGER)
+FORK_ATTENTION = Path("fork, verify attention", True, False, False, HOST, EAGER)
+FORK = Path("fork, and draft, all-reduce", True, True, True, HOST, EAGER)
+FLOOR = Path("fork, one graph a cycle", True, True, True, c.HOST_DECODE_US.value, 0.0)
 PATHS = (UPSTREAM, FORK_ATTENTION, FORK, FLOOR)
 
 
@@ -78,35 +86,33 @@ def predict(deployment: Deployment, path: Path, context: int, drafted: int = 2, 
     machine = deployment.machine
     reduce = machine.fused if path.fused_reduce else machine.nccl
     verify_attention = machine.split_verify if path.split_verify else machine.serial_verify
-    decode = forward(deployment, 1, context, machine.decode_attention, reduce, batch)
+    # The fork's kernel serves a plain decode too: what speculation must beat gets faster with it.
+    decode_attention = machine.split_verify if path.split_verify else machine.decode_attention
+    decode = forward(deployment, 1, context, decode_attention, reduce, batch)
     verify = forward(deployment, drafted + 1, context, verify_attention, reduce, batch)
-    wide = draft_curve(machine.decode_attention)
-    step = draft_forward(deployment, context, wide, reduce, extend=False)
-    # Draft extend takes the prefill kernel whatever verifies, unless the fork's serves it too.
-    extend = draft_forward(
-        deployment, context, wide if path.split_verify else verify_attention, reduce, extend=True
-    )
+    step_attention = machine.draft_split if path.split_draft else machine.draft_decode
+    step = draft_forward(deployment, context, step_attention, reduce, extend=False)
+    extend_attention = machine.draft_split if path.split_verify else machine.draft_serial
+    extend = draft_forward(deployment, context, extend_attention, reduce, extend=True)
+    # Eager kernels between the graphs: a third before each.
+    eager = path.eager_kernels * machine.kernel_us / 3e3
+    gap = c.GRAPH_GAP_US.value / 1e3
     phases = {
-        "draft": (drafted - 1) * total_ms(step, machine) if drafted > 1 else 0.0,
-        "verify": total_ms(verify, machine),
-        "draft_extend": total_ms(extend, machine),
-        "eager": path.eager_kernels * machine.kernel_us / 1e3,
-        "host": path.idle_us / 1e3,
+        "draft": ((drafted - 1) * total_ms(step, machine) if drafted > 1 else 0.0) + eager,
+        "verify": total_ms(verify, machine) + eager,
+        "draft_extend": total_ms(extend, machine) + eager,
     }
+    device = sum(phases.values()) + gap
+    phases["host_gap"] = gap + max(0.0, path.host_us / 1e3 - device)
     return Prediction(
         machine=machine.name,
         path=path.name,
         context=context,
         drafted=drafted,
-        decode_ms=total_ms(decode, machine) + c.DECODE_IDLE_US.value / 1e3,
+        decode_ms=max(total_ms(decode, machine) + c.GRAPH_GAP_US.value / 1e3, c.HOST_DECODE_US.value / 1e3),
         phases_ms=phases,
         verify_parts_ms=named(verify, deployment),
     )
-
-
-def draft_curve(curve: Curve) -> Curve:
-    """Attention of the draft: 8 heads of keys and values of 128 are 3.6 times the bytes of one latent of 576."""
-    return dataclasses.replace(curve, per_unit=curve.per_unit * (2 * 8 * 128) / 576)
 
 
 def named(parts: list[Part], deployment: Deployment) -> dict[str, float]:

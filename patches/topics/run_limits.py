@@ -1,10 +1,13 @@
 from patches.engine import Around, Topic
 
+HOOKS = "sglang.srt.speculative.semantics.limits_hooks"
+
 TOPIC = Topic(
     name="run-limits",
     why=(
         "A verify reserves twice its width behind the committed tokens, but a request's row of the page table is only the "
-        "width plus four longer than the context: wide runs at the context limit write into the neighbour's row."
+        "width plus four longer than the context: wide runs at the context limit write into the neighbour's row. Requests "
+        "within one width of the limit are refused although plain decoding serves them."
     ),
     upstream="https://github.com/sgl-project/sglang/pull/26972",
     retire_when="upstream sizes the row by get_alloc_reserve_per_decode for every page size",
@@ -12,7 +15,12 @@ TOPIC = Topic(
         Around(
             file="sglang/srt/mem_cache/allocation_sizing.py",
             scope="get_req_to_token_extra_context_len",
-            hook="sglang.srt.speculative.semantics.limits_hooks:row_headroom",
+            hook=f"{HOOKS}:row_headroom",
+        ),
+        Around(
+            file="sglang/srt/managers/utils.py",
+            scope="compute_num_reserved_tokens",
+            hook=f"{HOOKS}:reserved_tokens",
         ),
     ),
 )

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Optional
 
 import pytest
 from checkpoints import DEEPSEEK, DRAFT, KIMI, LLAMA
+from sglang.srt import server_args as upstream
 from sglang.srt.speculative.arguments import ArgumentFault
-from sglang.srt.speculative.arguments.aux_layers import check, count, default_positions
+from sglang.srt.speculative.arguments.aux_layers import (
+    ALWAYS_SHIFT,
+    SHIFT_IF_ONE,
+    check,
+    count,
+    default_positions,
+    shift,
+)
+from sglang.srt.speculative.arguments.target import METHOD
 
 _UNSET = object()
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -29,6 +42,7 @@ def _layers(target: dict[str, Any], number: int) -> dict[str, Any]:
     return target | {"num_hidden_layers": number}
 
 
+GPT_OSS = LLAMA | {"architectures": ["GptOssForCausalLM"]}
 CASES = (
     Case("vllm_46788 inputs of Kimi layers", KIMI, [2, 30, 58]),
     Case("vllm_46788 outputs, shifted by one", KIMI, [1, 29, 57]),
@@ -57,11 +71,12 @@ CASES = (
         "default repeats with six layers", _layers(LLAMA, 6), _UNSET, "aux-default", ("[2, 3, 3]", "6 layers")
     ),
     Case("default leaves two layers", _layers(LLAMA, 2), _UNSET, "aux-default", ("[2, 1, -1]",)),
+    Case("boundary behind the last layer, where a target has it", GPT_OSS, [2, 3, 7]),
+    Case("outside under any rule", GPT_OSS, [2, 3, 8], "aux-outside", ("between 0 and 7",)),
     Case(
-        "own rule of a target, far outside",
-        LLAMA | {"architectures": ["GptOssForCausalLM"]},
-        [7],
-        "aux-outside",
+        "a family derived from DeepSeek",
+        DEEPSEEK | {"architectures": ["MistralLarge3ForCausalLM"]},
+        [2, 30, 60],
     ),
 )
 
@@ -108,3 +123,48 @@ def test_count() -> None:
     assert count(DRAFT | {"num_aux_hidden_states": 5}) == 5
     assert count(DRAFT | {"eagle_config": {KEY: [1, 2]}}) == 2
     assert count({}) == 3
+
+
+LAST_RANK = SimpleNamespace(is_last_rank=True)
+MODELS = Path(upstream.__file__).parent / "models"
+
+
+def setter(name: str) -> Callable[[Any, list[int]], None]:
+    """Upstream's own method of a class, compiled alone: importing the model files would load every kernel."""
+    (file,) = [f for f in MODELS.glob("*.py") if f"\nclass {name}(" in f.read_text(encoding="utf-8")]
+    classes = {
+        node.name: node
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+    node = classes[name]
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == METHOD:
+            scope: dict[str, Any] = {"Optional": Optional, "List": list, "get_pp_group": lambda: LAST_RANK}
+            exec(compile(ast.Module([item], []), str(file), "exec"), scope)
+            return scope[METHOD]  # type: ignore[no-any-return]
+    return setter(ast.unparse(node.bases[0]))
+
+
+class Target:
+    """Stands in for a loaded model: keeps the capture positions wherever the class puts them."""
+
+    def __init__(self, layers: int) -> None:
+        self.pp_group = LAST_RANK
+        self.config = SimpleNamespace(num_hidden_layers=layers)
+        self.model = self
+        self.layers_to_capture: list[int] = []
+
+    def set_eagle3_layers_to_capture(self, positions: list[int]) -> None:
+        self.layers_to_capture = positions
+
+
+@pytest.mark.parametrize("ids", [[2, 4, 6], [1, 3, 5], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("name", sorted((SHIFT_IF_ONE | ALWAYS_SHIFT) - {"KimiK25ForConditionalGeneration"}))
+def test_the_rules_are_the_servers(name: str, ids: list[int]) -> None:
+    """What upstream's model classes make of ids, run for real, against what the check takes them to make."""
+    target = Target(12)
+    setter(name)(target, list(ids))
+    added = shift({"architectures": [name]}, ids)
+    assert added is not None
+    assert target.layers_to_capture == [i + added for i in ids]

@@ -70,6 +70,7 @@ class Backend:
     inherited: tuple[str | None, ...]
     expected: str | None = None
     refused: bool = False
+    device: str = "cuda"
 
 
 BACKENDS = (
@@ -80,6 +81,11 @@ BACKENDS = (
     Backend("MLA draft under flashmla", MLA_DRAFT, None, ("flashmla", "flashmla")),
     Backend("both kinds", DRAFT, None, ("triton", "triton")),
     Backend("nothing resolved", DRAFT, None, (None, None)),
+    Backend("target's cannot draft", MLA_DRAFT, None, ("cutlass_mla", "cutlass_mla"), "triton"),
+    Backend("target's cannot draft, on a CPU", DRAFT, None, ("torch_native", "torch_native"), device="cpu"),
+    Backend("asked for and unknown", DRAFT, "tritton", ("triton", "triton"), refused=True),
+    Backend("asked for and cannot draft", DRAFT, "flex_attention", ("triton", "triton"), refused=True),
+    Backend("asked for on a CPU", DRAFT, "torch_native", ("torch_native", "torch_native"), device="cpu"),
     Backend("asked for and unfit", DRAFT, "flashmla", ("triton", "triton"), refused=True),
     Backend("asked for and fit", DRAFT, "fa3", ("flashmla", "flashmla")),
 )
@@ -89,10 +95,10 @@ BACKENDS = (
 def test_draft_backend(case: Backend) -> None:
     if case.refused:
         with pytest.raises(ArgumentFault, match="--speculative-draft-attention-backend") as caught:
-            draft_backend(case.given, case.inherited, case.draft)
+            draft_backend(case.given, case.inherited, case.draft, device=case.device)
         assert caught.value.code == "draft-backend"
         return
-    choice = draft_backend(case.given, case.inherited, case.draft)
+    choice = draft_backend(case.given, case.inherited, case.draft, device=case.device)
     assert (choice.value if choice else None) == case.expected
 
 

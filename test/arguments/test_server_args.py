@@ -21,6 +21,7 @@ from sglang import fork
 from sglang.srt import server_args as upstream
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.arguments import ArgumentFault
+from sglang.srt.speculative.arguments.choices import DRAFTING
 from sglang.srt.speculative.arguments.draft import DRAFT_PATH, EAGLE3_ARCHITECTURES
 from sglang.srt.speculative.arguments.hooks import prepare
 from sglang.srt.speculative.arguments.target import can_capture
@@ -153,6 +154,7 @@ CASES = (
         target=LLAMA | {"architectures": ["OlmoForCausalLM"]},
     ),
     Case("served context", "context-target", CHAIN | {"context_length": 4096}),
+    Case("unknown algorithm", "algorithm", CHAIN | {"speculative_algorithm": "EAGEL3"}),
     Case("draft backend", "draft-backend", CHAIN | {"speculative_draft_attention_backend": "flashmla"}),
     Case("draft quantisation", "draft-quantization", CHAIN | {"speculative_draft_model_quantization": "awq"}),
     Case("draft path missing", "path-missing", CHAIN | {"speculative_draft_model_path": "/no/such/draft"}),
@@ -302,6 +304,22 @@ def test_the_list_of_draft_architectures_is_the_servers() -> None:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
                 found |= {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
     assert {name for name in found if "eagle3" in name.lower()} == set(EAGLE3_ARCHITECTURES)
+
+
+def test_the_list_of_drafting_backends_is_the_servers() -> None:
+    """Keys of both tables of upstream's factory."""
+    tree = ast.parse(
+        (Path(upstream.__file__).parent / "speculative" / "draft_utils.py").read_text(encoding="utf-8")
+    )
+    tables = [
+        {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Dict)
+        and ast.unparse(node.targets[0]) == "backend_map"
+    ]
+    assert len(tables) == 2
+    assert tables[0] == tables[1] == set(DRAFTING)
 
 
 def test_which_targets_hand_out_hidden_states() -> None:

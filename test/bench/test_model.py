@@ -24,7 +24,7 @@ def test_the_field_report_is_reproduced(item: check.Comparison) -> None:
 
 def test_its_break_even_is_the_reported_one() -> None:
     guess = predict(kimi("rtxpro6000x8"), UPSTREAM, check.mean_context())
-    assert 2.3 < guess.verdict(2.0).needed < 2.5 and not guess.verdict(2.0).wins
+    assert guess.verdict(2.0).needed == pytest.approx(2.42, rel=TOLERANCE) and not guess.verdict(2.0).wins
 
 
 def test_the_verify_that_nobody_could_reproduce_is_that_of_short_answers() -> None:
@@ -68,4 +68,5 @@ def test_time_grows_with_context_and_draft_length(drafted: int) -> None:
 def test_phases_are_the_cycle() -> None:
     guess = predict(kimi("h200x8"), FORK, 16384)
     assert sum(guess.phases_ms.values()) == pytest.approx(guess.cycle_ms)
-    assert sum(guess.verify_parts_ms.values()) == pytest.approx(guess.phases_ms["verify"])
+    # A verify is its parts and the launches before its graph.
+    assert sum(guess.verify_parts_ms.values()) == pytest.approx(guess.phases_ms["verify"], rel=0.02)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang.bench_verify.rows import Row
+from sglang.bench_verify.rows import Metric, Row
 from sglang.bench_verify.slice import plan as plans
+from sglang.bench_verify.slice.derived import profile_row, statistics_cost
 from sglang.bench_verify.slice.engines import (
     INJECT,
     EngineSpec,
@@ -123,6 +124,20 @@ def test_the_router_injection_loads_at_start_and_only_when_asked() -> None:
         assert ("_Finder" in done.stdout) is expected
 
 
+def test_a_site_file_further_down_the_path_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.site_file_ran = True\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{INJECT}{os.pathsep}{tmp_path}",
+        "BENCH_VERIFY_ROUTER": "random",
+    }
+    code = "import sys; print(sys.site_file_ran)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "True"
+
+
 def test_injected_logits_are_noise_and_the_union_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +163,10 @@ def test_injected_logits_are_noise_and_the_union_is_written(
     injected.patch_gate(type("M", (), {"MoEGate": Gate}))
     injected.patch_topk(type("M", (), {"TopK": Pick}))
     for _ in range(200):
-        Pick().forward_native(Gate().forward(torch.zeros(3, 4)))
+        gate = Gate()
+        first = gate.forward(torch.zeros(3, 4))
+        assert torch.equal(first, gate.forward(torch.zeros(3, 4)))
+        Pick().forward_native(first)
     counts = [int(line.split()[1]) for line in (tmp_path / "union.txt").read_text().splitlines()]
     assert sum(counts) / len(counts) == pytest.approx(expected_union(64, 8, 3), rel=0.05)
 
@@ -231,3 +249,28 @@ def test_a_variant_without_a_decode_is_judged_by_the_other_ones() -> None:
 def test_the_pool_holds_the_largest_case() -> None:
     plan = plans.SlicePlan(contexts=(1024, 65536), batches=(1, 4), tokens=128)
     assert plans.pool_tokens(plan) >= 4 * (65536 + 128)
+
+
+def test_the_cost_of_the_statistics_is_paired_by_repeat() -> None:
+    def cycle(off: tuple[str, ...], samples: list[float]) -> Row:
+        case = {"context": 1024, "batch": 1, "draft_tokens": 3, "model": "kimi"}
+        return Row("slice", "h200", "fork", case, {"cycle_ms": Metric.of(samples, "ms")}, topics_off=off)
+
+    on, off = cycle((), [3.03, 3.13]), cycle(("verify-stats",), [3.0, 3.1])
+    (row,) = statistics_cost([on, off, cycle(("verify-attention",), [9.0, 9.0])])
+    assert row.bench == "stats_cost" and row.metrics["overhead_percent"].value == pytest.approx(
+        0.98, abs=0.02
+    )
+    assert statistics_cost([on]) == []
+
+
+def test_a_profile_becomes_a_row() -> None:
+    entry = {
+        "engine": "fork-eagle3",
+        "context": 1024,
+        "kernels": 482.0,
+        "launches_outside_graphs": 70.0,
+        "syncs": 1.0,
+    }
+    row = profile_row(entry, EngineSpec("fork-eagle3"), rank_slice(NAMED["kimi-k2.5"], experts=64), "h200")
+    assert row.case["draft_tokens"] == 3 and row.metrics["launches_outside_graphs"].value == 70

@@ -255,6 +255,23 @@ def test_draft_steps(page_size: int, topk: int, step: int) -> None:
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_pool_of_another_dtype_is_read_as_it_is(stored: torch.dtype) -> None:
+    """An 8-bit pool under float32 queries: the stored values, not rounded again."""
+    generator = torch.Generator().manual_seed(9)
+    shape = SHAPES[3]
+    keys, _ = pools(shape, torch.float32, generator)
+    keys = keys.to(stored)
+    plan = decode_plan(torch.arange(20, dtype=torch.int32).view(1, 20), torch.tensor([0]), torch.tensor([20]))
+    query = torch.randn(1, shape.heads, shape.width, generator=generator)
+    got = attend(query, keys, keys[..., :512], plan, scale=0.1)
+    wide = keys.float()
+    want, _ = reference_attention(
+        query, wide, wide[..., :512], slots=[plan.slots[0]], query_lens=[1], scale=0.1, dtype=torch.float64
+    )
+    torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=2e-5)
+
+
 def test_blocks_and_the_loop_over_requests_agree_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(8)
     shape = SHAPES[1]

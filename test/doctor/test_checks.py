@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sglang.verify_doctor import checks
+from sglang.verify_doctor.checks.devices import runs
 from sglang.verify_doctor.checks.software import CPU_NEEDS
 from sglang.verify_doctor.facts import document
 from sglang.verify_doctor.findings import Finding, Level, note, worst
@@ -209,6 +210,32 @@ CASES = (
         ("GPU 1", "7.5", "8.0"),
     ),
     Case(
+        "torch for CPUs",
+        H200,
+        put(None, "torch", "cuda"),
+        FAULT,
+        "torch",
+        ("build for CPUs", "torch==2.11.0"),
+    ),
+    Case("torch sees nothing", H200, put([], "torch", "devices"), FAULT, "device", ("torch does not",)),
+    Case(
+        "sglang_14984 no code for the device",
+        H200,
+        put(["sm_80", "sm_100"], "torch", "architectures"),
+        FAULT,
+        "device",
+        ("9.0", "sm_80"),
+    ),
+    Case("MIG", H200, put("Enabled", "nvidia", "gpus", 0, "mig"), WARNING, "device", ("MIG", "GPU 0")),
+    Case(
+        "small window",
+        RTX,
+        put(256 << 20, "pci", "devices", 1, "window_bytes"),
+        WARNING,
+        "link",
+        ("256 MiB", "Resizable"),
+    ),
+    Case(
         "unequal GPUs",
         H200,
         put("NVIDIA H100", "nvidia", "gpus", 1, "name"),
@@ -313,6 +340,23 @@ def test_broken_fact(case: Case) -> None:
     text = " ".join(f"{f.found} {f.cure}" for f in found)
     assert all(part in text for part in case.says), text
     assert all(f.cure for f in found)
+
+
+@pytest.mark.parametrize(
+    ("capability", "codes", "expected"),
+    [
+        ((8, 6), ["sm_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((9, 0), ["sm_90a"], True),
+        ((10, 3), ["sm_100a"], False),
+        ((10, 3), ["sm_100"], True),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((12, 0), ["sm_90"], False),
+        ((8, 0), ["compute_90", "what"], False),
+    ],
+)
+def test_which_code_runs(capability: tuple[int, int], codes: list[str], expected: bool) -> None:
+    assert runs(capability, codes) is expected
 
 
 def test_p2p_off_makes_a_warning_of_it() -> None:

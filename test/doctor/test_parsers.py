@@ -95,6 +95,8 @@ LSPCI = """\
 \tBus: primary=11, secondary=12, subordinate=15, sec-latency=0
 0000:12:00.0 3D controller: NVIDIA Corporation GB202GL [RTX PRO 6000 Blackwell Server Edition] (rev a1)
 \tIOMMU group: 9
+\tRegion 0: Memory at 9c000000 (32-bit, non-prefetchable) [size=64M]
+\tRegion 1: Memory at 206000000000 (64-bit, prefetchable) [size=128G]
 \t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16, ASPM L1
 \t\tLnkSta:\tSpeed 2.5GT/s (downgraded), Width x8 (downgraded)
 0000:20:00.0 PCI bridge: Some other bridge
@@ -116,6 +118,7 @@ def test_nccl_2079_acs_redirection(redir: str, expected: list[str]) -> None:
     assert pci.redirecting(devices) == expected
     gpu = next(device for device in devices if device["gpu"])
     assert (gpu["link"], gpu["link_max"], gpu["iommu_group"]) == ([2.5, 8], [32.0, 16], 9)
+    assert gpu["window_bytes"] == 128 << 30
 
 
 def test_lspci_without_rights_or_domains() -> None:

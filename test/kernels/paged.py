@@ -153,8 +153,7 @@ class Batch:
     def workspace(self, plan: SplitPlan) -> VerifyWorkspace:
         """Workspace full of NaN."""
         space = VerifyWorkspace.for_plans([plan], self.device)
-        space.partial.fill_(float("nan"))
-        space.lse.fill_(float("nan"))
+        space.poison()
         return space
 
     def run(

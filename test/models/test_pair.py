@@ -104,6 +104,8 @@ def test_the_draft_pays_and_changes_nothing(pair: Pair) -> None:
         text, chain = speculate(target, draft, ids, 64, stop)
         total.add(chain)
         assert text == decode(target, ids, 64, stop), row["id"]
+        written = 1 + sum(kept * count for kept, count in chain.lengths.items())
+        assert written - len(text) <= 2, f"{row['id']}: cycles were counted after the end of the text"
     assert total.accept_length >= 2.0, total
 
 

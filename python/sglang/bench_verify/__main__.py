@@ -32,6 +32,7 @@ COMMANDS = {
         "generate benchmark/results/headline.json from the rows",
     ),
     "tables": ("sglang.bench_verify.commands.tables", "regenerate the marked tables of README and docs"),
+    "plots": ("sglang.bench_verify.commands.plots", "cycle against context, break-even and phases as SVG"),
     "environment": (
         "sglang.bench_verify.commands.environment",
         "print the environment record of this machine",

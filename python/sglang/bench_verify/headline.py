@@ -82,7 +82,7 @@ RULES = (
     Rule(
         "{machine}.demo.baseline_tok_s", "demo_summary", "tok_s", {"draft_tokens": 0}, lower_is_better=False
     ),
-    Rule("{machine}.stats.overhead_percent", "stats_cost", "overhead_percent"),
+    Rule("{machine}.stats.overhead_percent.{context}", "stats_cost", "overhead_percent"),
 )
 
 
@@ -164,8 +164,14 @@ def _figures(rule: Rule, rows: list[Source]) -> dict[str, dict[str, Figure]]:
         row = source.row
         if row.bench != rule.bench or rule.metric not in row.metrics or not _matches(row, rule.where):
             continue
+        # The fork with a topic off is neither the fork nor upstream.
+        if row.variant == "fork" and row.topics_off:
+            continue
         metric = row.metrics[rule.metric]
         value, unit = metric.value, metric.unit
+        # A time that is not positive is a disturbed measurement, whatever its file says.
+        if unit in ("ms", "us", "s") and value <= 0:
+            continue
         if rule.over is not None:
             base = _denominator(rule, source, rows)
             if base is None or base == 0:
@@ -203,7 +209,7 @@ def _matches(row: Row, where: Mapping[str, Scalar]) -> bool:
 def _name(template: str, row: Row) -> str:
     values = {name: str(value) for name, value in row.case.items()}
     values["machine"] = row.machine
-    values["context"] = context_label(row.case.get("context"))
+    values["context"] = context_label(row.case["context"]) if "context" in row.case else "cycle"
     try:
         return template.format(**values)
     except KeyError as error:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from sglang.verify_doctor import checks, report
-from sglang.verify_doctor.facts import document
+from sglang.verify_doctor.facts import document, models
 from sglang.verify_doctor.findings import Level, worst
 
 
@@ -25,12 +25,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--serving", choices=("cpu", "gpu"), help="judge for this kind of serving (default: what is here)"
     )
+    parser.add_argument("--model-path", metavar="DIR", help="also judge this target: its size, and its draft")
+    parser.add_argument("--draft-path", metavar="DIR", help="the EAGLE-3 draft for --model-path")
     options = parser.parse_args(argv)
+    if options.draft_path and not options.model_path:
+        parser.error("--draft-path needs --model-path, because a draft is judged against its target")
     try:
         facts = document.read(Path(options.source)) if options.source else document.gather()
     except (OSError, ValueError) as error:
         print(f"verify_doctor: error: {error}", file=sys.stderr)
         return 2
+    if options.model_path:
+        facts["models"] = models.gather(options.model_path, options.draft_path)
     mode = options.serving or checks.serving(facts)
     findings = checks.judge(facts, mode)
     verdict = worst(findings)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import forced_acceptance
 import pytest
 import torch
-from conftest import Running, Setup  # type: ignore[import-not-found]
+from cpu_servers import Running, Setup
 from served import Generation
 from tiny_models import ModelPair
 from transformers import AutoModelForCausalLM

@@ -139,6 +139,23 @@ def test_upstream_refuses_min_p_with_a_seed() -> None:
         draw.__wrapped__(*arguments)
 
 
+def test_neighbours_with_filters_do_not_change_a_seeded_draw() -> None:
+    """The noise is the token's: with top-k 64 of 64 tokens, that is without a filter, the draws are the same."""
+    torch.manual_seed(8)
+    draws, vocabulary = 500, 64
+    logits = torch.randn(draws, vocabulary) * 3
+    seeds, positions = torch.arange(draws), torch.full((draws,), 3)
+    alone = draw_rows(logits, per_row(info_for(draws, seed=seeds), 1), positions, TorchSampler())
+    beside = draw_rows(logits, per_row(info_for(draws, seed=seeds, top_k=64), 1), positions, TorchSampler())
+    assert torch.equal(alone, beside)
+    stock = upstream.top_k_top_p_min_p_sampling_from_probs_torch.__wrapped__
+    everything, ones = torch.full((draws,), 64), torch.ones(draws)
+    ranked = stock(torch.softmax(logits, -1), everything, ones, ones, False, seeds, positions)
+    assert not torch.equal(alone, ranked.long()), (
+        "negative control: upstream's draws depend on the neighbours"
+    )
+
+
 def batch_with(seeds: list[int | None]) -> FakeBatch:
     return FakeBatch([FakeRequest(max_new_tokens=9, sampling_seed=seed) for seed in seeds])
 

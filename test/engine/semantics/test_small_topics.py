@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.fork import fallbacks
+from sglang.srt.managers.utils import compute_num_reserved_tokens
 from sglang.srt.mem_cache import allocation_sizing
 from sglang.srt.speculative.semantics import hidden_hooks, stream_hooks
 
@@ -111,3 +112,16 @@ def test_plain_decoding_keeps_its_row() -> None:
         speculative_algorithm=None, max_speculative_num_draft_tokens=None, page_size=16
     )
     assert allocation_sizing.get_req_to_token_extra_context_len(arguments) == 4
+
+
+@pytest.mark.parametrize(("algorithm", "reserved"), [("EAGLE3", 0), ("EAGLE", 0), (None, 0)])
+def test_the_context_is_as_long_as_without_speculation(algorithm: str | None, reserved: int) -> None:
+    arguments = SimpleNamespace(
+        speculative_algorithm=algorithm,
+        speculative_eagle_topk=1,
+        speculative_num_steps=2,
+        max_speculative_num_draft_tokens=3,
+    )
+    assert compute_num_reserved_tokens(arguments) == reserved
+    if algorithm:
+        assert compute_num_reserved_tokens.__wrapped__(arguments) == 3, "negative control"

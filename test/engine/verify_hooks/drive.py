@@ -11,7 +11,7 @@ import rig
 import torch
 
 MAX_BATCH = 4
-DRAFT_STEPS = 4
+DRAFT_STEPS = 3
 
 
 @dataclass
@@ -185,8 +185,7 @@ class Graph:
         target = setup.decoder or setup.backend
         target.init_cuda_graph_state(size, rows)
         target.init_forward_metadata_out_graph(self.batch, in_capture=True)
-        for _ in range(3):  # two warm-ups and the capture
-            self.run()
+        self.run()
         self.metadata = setup.backend.forward_metadata
 
     def run(self) -> torch.Tensor:

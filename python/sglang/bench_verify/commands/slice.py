@@ -11,6 +11,7 @@ from sglang.bench_verify.progress import progress
 from sglang.bench_verify.rows import Results, Row
 from sglang.bench_verify.show import print_table, print_verdicts, slice_rows
 from sglang.bench_verify.slice import plan as plans
+from sglang.bench_verify.slice.derived import statistics_cost
 from sglang.bench_verify.slice.engines import EngineError, Fleet, SliceOptions
 from sglang.bench_verify.slice.shapes import find, rank_slice
 from sglang.bench_verify.verdict import verdicts
@@ -90,10 +91,10 @@ def run(args: argparse.Namespace) -> int:
                 rows = plans.run(fleet, plan, args.machine, report)
             rows = [_with_state(fleet, row, results) for row in rows]
             failures = dict(fleet.failures)
-    for row in rows:
+    for row in [*rows, *statistics_cost(rows)]:
         results.add(row)
-    print_table(f"{shape.name}, {shape.layers} layers, {shape.experts} experts", slice_rows(results.rows))
-    print_verdicts(verdicts(results.rows))
+    print_table(f"{shape.name}, {shape.layers} layers, {shape.experts} experts", slice_rows(rows))
+    print_verdicts(verdicts(rows))
     for name, reason in failures.items():
         print(f"not measured: {name}: {reason}")
     if args.out:

@@ -33,8 +33,8 @@ def measure(engine: Any, context: int, batch: int, tokens: int, seed: int, vocab
     rng = random.Random(seed)
     prompts = [[rng.randrange(10, vocabulary - 10) for _ in range(context)] for _ in range(batch)]
     marks = []
-    # The first call fills the prefix cache and is not used.
-    for count in (2, LEAD, LEAD + tokens):
+    # The first call fills the prefix cache, the second compiles what a cached prefix needs; neither is used.
+    for count in (2, LEAD, LEAD, LEAD + tokens):
         begin = time.perf_counter()
         outputs = engine.generate(
             input_ids=prompts, sampling_params={"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
@@ -43,11 +43,16 @@ def measure(engine: Any, context: int, batch: int, tokens: int, seed: int, vocab
         infos = [output["meta_info"] for output in outputs]
         cycles = max(int(info.get("spec_verify_ct") or info["completion_tokens"]) for info in infos)
         marks.append((seconds, cycles, infos))
-    elapsed = 1000.0 * (marks[2][0] - marks[1][0])
-    infos = marks[2][2]
+    short, long = marks[-2], marks[-1]
+    elapsed = 1000.0 * (long[0] - short[0])
+    if elapsed <= 0:
+        raise RuntimeError(
+            f"{LEAD + tokens} tokens in {long[0]:.3f} s, {LEAD} in {short[0]:.3f} s: disturbed"
+        )
+    infos = long[2]
     return {
         "ms_per_token": elapsed / tokens,
-        "ms_per_cycle": elapsed / max(1, marks[2][1] - marks[1][1]),
+        "ms_per_cycle": elapsed / max(1, long[1] - short[1]),
         "phases": _phases(infos),
         "kept_length": _mean(infos, "spec_kept_length"),
         "cached_tokens": int(infos[0].get("cached_tokens") or 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang.verify_doctor.checks import deployment, devices, links, settings, software
+from sglang.verify_doctor.checks import deployment, devices, links, models, settings, software
 from sglang.verify_doctor.findings import Finding
 
 Check = Callable[[Mapping[str, Any], str], list[Finding]]
@@ -18,17 +18,22 @@ ALL: tuple[Check, ...] = (
     software.missing,
     devices.driver,
     devices.capability,
+    devices.architectures,
+    devices.partitions,
     devices.shared_memory,
     devices.memory,
     links.topology,
     links.iommu,
     links.acs,
+    links.window,
     links.width,
     settings.nccl_version,
     settings.nccl_variables,
     settings.allocator,
     deployment.topics,
     deployment.fallbacks,
+    models.pair,
+    models.memory,
 )
 
 

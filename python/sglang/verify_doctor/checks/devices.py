@@ -99,6 +99,72 @@ def capability(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     return findings
 
 
+def architectures(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """Torch must see the GPUs that the driver sees, and hold code that they can run."""
+    found = section(facts, "torch")
+    if mode != "gpu" or "devices" not in found or not found.get("cuda"):
+        return []
+    if not found["devices"]:
+        if not section(facts, "nvidia").get("gpus"):
+            return []
+        return [
+            fault(
+                "device",
+                "the driver sees GPUs, torch does not",
+                "unset CUDA_VISIBLE_DEVICES, and look at `python -c 'import torch; torch.cuda.init()'`",
+            )
+        ]
+    codes = [str(code) for code in found.get("architectures") or []]
+    pairs = sorted(
+        {pair for device in found["devices"] if (pair := nvidia.capability(device.get("capability")))}
+    )
+    without = [pair for pair in pairs if codes and not runs(pair, codes)]
+    if without:
+        text = ", ".join(f"{major}.{minor}" for major, minor in without)
+        return [
+            fault(
+                "device",
+                f"torch {found.get('version')} holds no code for capability {text} (it has {', '.join(codes)})",
+                "install the torch that sglang pins, whose CUDA build covers it",
+            )
+        ]
+    return []
+
+
+def runs(capability: tuple[int, int], codes: list[str]) -> bool:
+    """Whether code of ``sm_XY`` (same major, no later minor) or ``compute_XY`` (any earlier) runs on a device."""
+    for code in codes:
+        kind, _, number = code.partition("_")
+        digits = number.rstrip("af")
+        if not digits.isdigit():
+            continue
+        have = (int(digits[:-1]), int(digits[-1]))
+        exact = number != digits
+        if kind == "compute" and have <= capability:
+            return True
+        if kind == "sm" and (
+            have == capability if exact else have[0] == capability[0] and have <= capability
+        ):
+            return True
+    return False
+
+
+def partitions(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """A GPU split by MIG has no peer access."""
+    split = [
+        i for i, gpu in enumerate(section(facts, "nvidia").get("gpus") or []) if gpu.get("mig") == "Enabled"
+    ]
+    if not split or nvidia.count(facts) < 2:
+        return []
+    return [
+        warning(
+            "device",
+            f"MIG is on for GPU {', '.join(map(str, split))}, and its instances have no peer access",
+            "serve a model on one instance, or switch MIG off on these GPUs",
+        )
+    ]
+
+
 def shared_memory(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     """The kernels choose their tiles by the measured limit, down to that of SM120."""
     limits = {

@@ -126,6 +126,28 @@ def acs(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     return [ok("acs", "no bridge above a GPU redirects peer traffic")]
 
 
+def window(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """Peers reach a GPU's memory through its PCI window, which has to show all of it."""
+    if mode != "gpu" or nvidia.count(facts) < 2 or not crosses_pcie(facts):
+        return []
+    sizes = [
+        device.get("window_bytes") for device in section(facts, "pci").get("devices") or [] if device["gpu"]
+    ]
+    memory = max(
+        (gpu.get("memory_mib") or 0 for gpu in section(facts, "nvidia").get("gpus") or []), default=0
+    )
+    small = [size for size in sizes if size and size < memory << 20]
+    if not small:
+        return []
+    return [
+        warning(
+            "link",
+            f"{len(small)} GPUs show {min(small) >> 20} MiB of their {memory} MiB to peers",
+            "switch Resizable BAR and Above 4G Decoding on in the firmware",
+        )
+    ]
+
+
 def width(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     """A link with fewer lanes than it has is a seating or riser problem. Generation drops at rest and is no sign."""
     findings = []

@@ -88,6 +88,14 @@ def torch(facts: Mapping[str, Any], mode: str) -> list[Finding]:
         return [fault("torch", f"does not load: {error}", _torch_cure(facts))]
     if not found:
         return []
+    if mode == "gpu" and not found.get("cuda") and not found.get("hip"):
+        return [
+            fault(
+                "torch",
+                f"{found.get('version')} is a build for CPUs",
+                f"{_torch_cure(facts)} (PyPI's build for Linux is the CUDA one)",
+            )
+        ]
     parts = [str(found.get("version"))]
     if found.get("cuda"):
         parts.append(f"built for CUDA {found['cuda']}")
@@ -132,7 +140,8 @@ def kernels(facts: Mapping[str, Any], mode: str) -> list[Finding]:
             )
         ]
     if found.get("portable") or found.get("is_portable"):
-        return [ok("kernels", "portable CPU operations stand in for sgl_kernel")]
+        why = f" ({reason})" if found.get("present") and not found.get("loads") else ""
+        return [ok("kernels", f"portable CPU operations stand in for sgl_kernel{why}")]
     return [
         fault(
             "kernels",

@@ -2,7 +2,7 @@
 
 Every section is optional: a probe that fails leaves its section with an ``error`` text, and the checks say
 what could not be known. Sections: ``python``, ``host``, ``packages``, ``torch``, ``kernels``, ``nvidia``,
-``pci``, ``environment``, ``fork``.
+``pci``, ``environment``, ``fork``, and ``models`` where a model was named.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from sglang.bench_verify.gpu import probe
 REDIRECTING = ("ReqRedir", "CmpltRedir")
 _SLOT = re.compile(r"^((?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)$")
 _SPEED = re.compile(r"Speed ([\d.]+)GT/s.*?Width x(\d+)")
+_WINDOW = re.compile(r"Memory at .*\[size=(\d+)([KMGT]?)\]")
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _BUSES = re.compile(r"primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})")
 
 
@@ -35,7 +37,7 @@ def parse(text: str) -> list[dict[str, Any]]:
 
     A device has ``slot``, ``name``, ``bridge``, ``gpu``, ``readable`` (capabilities were shown), ``acs`` (control
     bits by name, None where the device has no such capability), ``link`` and ``link_max`` (GT/s, lanes), ``buses``
-    (secondary and last bus below a bridge) and ``iommu_group``.
+    (secondary and last bus below a bridge), ``iommu_group`` and ``window_bytes`` (its largest memory window).
     """
     devices: list[dict[str, Any]] = []
     for line in text.splitlines():
@@ -59,6 +61,7 @@ def _device(slot: str, name: str) -> dict[str, Any]:
         "link_max": None,
         "buses": None,
         "iommu_group": None,
+        "window_bytes": None,
     }
 
 
@@ -73,6 +76,9 @@ def _detail(device: dict[str, Any], line: str) -> None:
             device["link_max" if line.startswith("LnkCap") else "link"] = [float(match[1]), int(match[2])]
     elif line.startswith("IOMMU group:"):
         device["iommu_group"] = int(line.split(":")[1])
+    elif match := _WINDOW.search(line):
+        size = int(match[1]) << _UNITS[match[2]]
+        device["window_bytes"] = max(size, device["window_bytes"] or 0)
     elif match := _BUSES.search(line):
         device["buses"] = [int(match[2], 16), int(match[3], 16)]
 

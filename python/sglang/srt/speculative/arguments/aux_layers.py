@@ -16,24 +16,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang.srt.speculative.arguments.configs import family, text_config
+from sglang.srt.speculative.arguments.configs import architecture, family, text_config
 from sglang.srt.speculative.arguments.faults import ArgumentFault
 
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 DEFAULT_COUNT = 3
 
-# Targets that shift a list of ids only if it starts with 1.
-_SHIFT_IF_ONE = frozenset(
-    {
+# Targets that shift a list of ids only if it starts with 1, and those that always shift. For any other family the
+# rule is not known here, and only ids that no rule can serve are refused.
+SHIFT_IF_ONE = frozenset(
+    [
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
         "DeepseekV32ForCausalLM",
-        "KimiK25ForConditionalGeneration",
+        "GlmMoeDsaForCausalLM",
         "Glm4MoeLiteForCausalLM",
-    }
+        "KimiK25ForConditionalGeneration",
+        "MistralLarge3ForCausalLM",
+    ]
 )
-# Targets with rules of their own, for which only the ids themselves are checked.
-_OWN_RULE = frozenset({"GptOssForCausalLM"})
+ALWAYS_SHIFT = frozenset(
+    [
+        "BailingMoeForCausalLM",
+        "Gemma3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "LlamaForCausalLM",
+        "LongcatFlashForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    ]
+)
 
 
 def eagle_config(draft: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -68,12 +84,10 @@ def default_positions(layers: int) -> list[int]:
 
 def shift(target: Mapping[str, Any], ids: Sequence[int]) -> int | None:
     """What the target adds to each id to get the capture position; None where its rule is not known."""
-    name = family(target)
-    if name in _OWN_RULE:
-        return None
-    if name in _SHIFT_IF_ONE:
+    names = {family(target), architecture(target)}
+    if names & SHIFT_IF_ONE:
         return 1 if ids[0] == 1 else 0
-    return 1
+    return 1 if names & ALWAYS_SHIFT else None
 
 
 def check(target: Mapping[str, Any], draft: Mapping[str, Any], *, draft_path: str) -> list[str]:
@@ -109,8 +123,7 @@ def check(target: Mapping[str, Any], draft: Mapping[str, Any], *, draft_path: st
             "name each layer once",
             code="aux-twice",
         )
-    # Where the target's rule is not known, only ids that fit under no rule are refused.
-    _check_positions(subject, ids, shift(target, ids) or 0, layers)
+    _check_positions(subject, ids, shift(target, ids), layers)
     expected = draft.get("num_aux_hidden_states")
     if isinstance(expected, int) and expected != len(ids):
         raise ArgumentFault(
@@ -124,16 +137,21 @@ def check(target: Mapping[str, Any], draft: Mapping[str, Any], *, draft_path: st
     return []
 
 
-def _check_positions(subject: str, ids: list[int], added: int, layers: int) -> None:
-    last = layers - 1 - added
+def _check_positions(subject: str, ids: list[int], added: int | None, layers: int) -> None:
+    # Some targets do hand out the state behind the last layer, which has the number of the layers.
+    last = layers if added is None else layers - 1 - added
     # A negative id would count from the embeddings, not from the end as whoever writes -1 expects.
     if min(ids) >= 0 and max(ids) <= last:
         return
-    meaning = "the output of that layer" if added else "the input of that layer"
+    meaning = ""
+    if added is not None:
+        kind = "output" if added else "input"
+        meaning = (
+            f" (an id means the {kind} of that layer here, and the last layer's output cannot be captured)"
+        )
     raise ArgumentFault(
         subject,
-        f"must lie between 0 and {last} for a target of {layers} layers (an id means {meaning} here, and the last "
-        "layer's output cannot be captured)",
+        f"must lie between 0 and {last} for a target of {layers} layers{meaning}",
         f"use a draft whose largest id is {last} or less",
         code="aux-outside",
     )

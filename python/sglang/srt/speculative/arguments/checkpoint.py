@@ -60,7 +60,7 @@ def local_directory(option: str, path: str, *, what: str) -> Path | None:
     """
     if is_remote(path):
         return None
-    place = Path(path).expanduser()
+    place = Path(path)
     if place.is_dir():
         return place
     if place.is_file() or is_hub_id(path):

@@ -18,6 +18,13 @@ LATENT_ONLY = frozenset(
     {"cutedsl_mla", "cutlass_mla", "dsa", "dsv4", "flashmla", "nsa", "tokenspeed_mla", "trtllm_mla"}
 )
 PER_HEAD_ONLY = frozenset({"hpc_ops", "trtllm_mha"})
+# Backends that upstream can draft with on a CUDA device. A test holds the list to the composed server.
+DRAFTING = frozenset(
+    """
+    aiter ascend cutedsl_mla dsa dsv4 fa3 fa4 flashinfer flashmla hybrid_linear_attn intel_amx nsa tokenspeed_mla triton
+    trtllm_mha trtllm_mla
+    """.split()  # noqa: SIM905
+)
 # Serves both kinds of attention on every CUDA device, any page size, and in captured graphs.
 BOTH_KINDS = "triton"
 
@@ -92,33 +99,45 @@ def draft_quantization(
 
 
 def draft_backend(
-    given: str | None, inherited: tuple[str | None, ...], draft: Mapping[str, Any]
+    given: str | None, inherited: tuple[str | None, ...], draft: Mapping[str, Any], *, device: str
 ) -> Choice | None:
-    """The draft's attention backend where the one it would get cannot serve its kind of attention.
+    """The draft's attention backend where the one it would get cannot draft, or not with its kind of attention.
 
     Args:
         given: ``--speculative-draft-attention-backend`` as given.
         inherited: backends that the target uses in prefill and decode, which a draft takes over by default.
+        device: on any other than ``cuda`` only a backend that was asked for is judged, by the kind of attention.
 
     Raises:
         ArgumentFault: the backend was asked for the draft itself.
     """
     unfit = PER_HEAD_ONLY if is_mla(draft) else LATENT_ONLY
     kind = attention_name(draft)
+
+    def problem(backend: str) -> str | None:
+        if backend in unfit:
+            return f"cannot serve the draft's {kind} attention"
+        if device == "cuda" and backend not in DRAFTING:
+            return "cannot run a draft"
+        return None
+
     if given is not None:
-        if given in unfit:
+        reason = problem(given)
+        if reason is not None:
+            fitting = ", ".join(sorted(DRAFTING - unfit))
             raise ArgumentFault(
                 f"{DRAFT_BACKEND} {given}",
-                f"cannot serve the draft's {kind} attention",
+                f"{reason} (those that can: {fitting})",
                 f"give {DRAFT_BACKEND} {BOTH_KINDS}, or leave it out",
                 code="draft-backend",
             )
         return None
-    clash = next((backend for backend in inherited if backend in unfit), None)
+    if device != "cuda":
+        return None
+    clash = next((backend for backend in inherited if backend is not None and problem(backend)), None)
     if clash is None:
         return None
     return Choice(
         BOTH_KINDS,
-        f"{DRAFT_BACKEND} filled in with {BOTH_KINDS}, since the target's {clash} cannot serve the draft's {kind} "
-        "attention",
+        f"{DRAFT_BACKEND} filled in with {BOTH_KINDS}, since the target's {clash} {problem(clash)}",
     )

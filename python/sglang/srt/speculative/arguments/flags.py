@@ -6,6 +6,8 @@ gives the others. A tree (top-k above 1) leaves a real choice, so there all thre
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from sglang.srt.speculative.arguments.faults import ArgumentFault
@@ -58,6 +60,17 @@ def resolve(
     if given.topk is not None and given.topk > 1:
         return _tree(given, given.topk)
     return _chain(given)
+
+
+def unknown_algorithm(name: str, known: Collection[str]) -> ArgumentFault:
+    """The refusal of an algorithm that nobody registered, with the nearest name."""
+    near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.4)
+    return ArgumentFault(
+        f"--speculative-algorithm {name}",
+        f"is none of {', '.join(sorted(known))}",
+        f"give {near[0] if near else 'EAGLE3'}",
+        code="algorithm",
+    )
 
 
 def _check_ranges(given: Numbers, *, lowest_steps: int, context_length: int | None) -> None:

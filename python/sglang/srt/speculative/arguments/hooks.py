@@ -69,6 +69,7 @@ def _before(args: Any) -> checkpoint.Config | None:
         if path is not None:
             logger.warning("%s has no effect without --speculative-algorithm", draft.DRAFT_PATH)
         return None
+    _check_algorithm(args.speculative_algorithm)
     _fill_numbers(args, algorithm, context)
     if algorithm not in flags.EAGLE_FAMILY:
         return None
@@ -86,6 +87,18 @@ def _before(args: Any) -> checkpoint.Config | None:
     _check_pair(args, target.config, proposer)
     _fill_shared(args, target.config, proposer.config)
     return proposer.config
+
+
+def _check_algorithm(name: str) -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    known = {member.name for member in SpeculativeAlgorithm} - {"NONE"} | {"NEXTN"}
+    if name.upper() in known:
+        return
+    try:
+        SpeculativeAlgorithm.from_string(name)  # Plugins may have registered others.
+    except ValueError:
+        raise flags.unknown_algorithm(name, known) from None
 
 
 def _served_context(args: Any, target: checkpoint.Config | None) -> int | None:
@@ -155,10 +168,9 @@ def _fill_numbers(args: Any, algorithm: str, context: int | None) -> None:
 
 
 def attention_ranks(args: Any) -> int:
-    """Ranks that attention heads are divided over: with data-parallel attention only those of one replica."""
-    if args.enable_dp_attention and args.dp_size > 1:
-        return max(int(args.tp_size) // int(args.dp_size), 1)
-    return int(args.tp_size)
+    """Ranks that attention heads are divided over: those of one data-parallel replica and one context part."""
+    replicas = int(args.dp_size) if args.enable_dp_attention else 1
+    return max(int(args.tp_size) // max(replicas, 1) // max(int(args.attn_cp_size), 1), 1)
 
 
 def _check_pair(args: Any, target: checkpoint.Config, proposer: Side) -> None:
@@ -206,13 +218,17 @@ def _fill_shared(args: Any, target: checkpoint.Config, config: checkpoint.Config
     if method is not None:
         args.speculative_draft_model_quantization = method.value
         logger.info("%s", method.note)
-    choices.draft_backend(args.speculative_draft_attention_backend, (), config)
+    device = str(args.device or "")
+    choices.draft_backend(args.speculative_draft_attention_backend, (), config, device=device.split(":")[0])
 
 
 def _choose_backend(args: Any, config: checkpoint.Config) -> None:
     """Set the draft's attention backend once the target's is resolved."""
     choice = choices.draft_backend(
-        args.speculative_draft_attention_backend, tuple(args.get_attention_backends()), config
+        args.speculative_draft_attention_backend,
+        tuple(args.get_attention_backends()),
+        config,
+        device=str(args.device),
     )
     if choice is not None:
         args.override("spec-arguments", speculative_draft_attention_backend=choice.value)
@@ -259,7 +275,7 @@ def is_refusal(error: Exception) -> bool:
 
 def check_machine(args: Any) -> None:
     """Refuse ranks without GPUs, checkpoints without weights, and weights that cannot fit into the memory."""
-    if args.device == "cuda" and not args.use_ray:
+    if args.device == "cuda" and not (args.use_ray or args.is_ep_joiner):
         machine.check_devices(_devices_needed(args), _devices_visible())
     if str(args.model_path).lower() in NO_MODEL or args.load_format not in ("auto", "safetensors"):
         return

@@ -30,3 +30,12 @@ def good_tokens(bad: torch.Tensor, accept_index: torch.Tensor) -> torch.Tensor:
     """
     good = (accept_index >= 0) & ~bad[accept_index.clamp(min=0).long()]
     return good.int().cumprod(-1).sum(-1, dtype=torch.int32)
+
+
+def good_run(logits: torch.Tensor, accept_index: torch.Tensor) -> torch.Tensor:
+    """``good_tokens`` of the rows of ``logits`` (``[R, V]``), in two launches where there is a GPU."""
+    if logits.is_cuda and accept_index.is_contiguous():
+        from sglang.srt.speculative.semantics.nonfinite_kernel import good_tokens_from_maxima
+
+        return good_tokens_from_maxima(logits.amax(dim=-1), accept_index)
+    return good_tokens(bad_rows(logits), accept_index)

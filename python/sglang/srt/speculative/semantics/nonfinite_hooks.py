@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
-from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_tokens
+from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_run
 
 _GOOD = "run_good_tokens"
 _BAD = "run_bad_rows"
@@ -25,23 +25,23 @@ def verify(
     """Around the verify's sampler: look at the rows after masks, bias and processors had their turn."""
     outcome = original(verify_input, batch, logits_output, grammar_mask)
     if not batch.forward_mode.is_idle():
-        bad = bad_rows(logits_output.next_token_logits)
-        setattr(logits_output, _GOOD, _to_host(good_tokens(bad, outcome[2])))
+        good = good_run(logits_output.next_token_logits, outcome[2])
+        setattr(logits_output, _GOOD, _to_host(good))
     return outcome
 
 
 def guard_logits(
-    original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, info: Any
+    original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, sampling_info: Any
 ) -> torch.Tensor:
     """Around the last change to the logits of prefill and plain decode.
 
     Where a draw follows, a bad row is made uniform: a sampler may fail on NaN, and with it the whole batch.
     """
-    logits = original(sampler, logits, info)
+    logits = original(sampler, logits, sampling_info)
     bad = bad_rows(logits)
-    if not info.is_all_greedy:
+    if not sampling_info.is_all_greedy:
         logits.masked_fill_(bad.unsqueeze(-1), 0.0)
-    setattr(info, _BAD, bad)
+    setattr(sampling_info, _BAD, bad)
     return logits
 
 

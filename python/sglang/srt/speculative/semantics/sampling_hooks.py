@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from sglang.fork import fallbacks
+from sglang.srt.speculative.sampling.hooks import rejection_verify, usable_proposal
 from sglang.srt.speculative.semantics.row_bias import apply_bias
 from sglang.srt.speculative.semantics.row_sampling import draw_rows, per_row
 
@@ -34,7 +35,12 @@ def verify(
     rows = verify_input.draft_token_num
     _apply_shared_penalties(logits, info, rows)
     apply_bias(logits, info, rows, grammar_mask)
-    drawn = draw_rows(logits, per_row(info, rows), verify_input.positions, _sampler())
+    parameters = per_row(info, rows)
+    if _rejection_asked_for() and usable_proposal(
+        verify_input, logits.shape[-1], info.sampling_seed is not None
+    ):
+        return rejection_verify(verify_input, logits, parameters)
+    drawn = draw_rows(logits, parameters, verify_input.positions, _sampler())
     _agree_across_ranks(drawn)
     return accept_along(verify_input, drawn.reshape(-1, rows))
 
@@ -57,6 +63,13 @@ def accept_along(verify_input: Any, drawn: torch.Tensor) -> tuple[torch.Tensor, 
         retrieve_index=verify_input.retrieve_index,
     )
     return predicted, drafts + 1, accepted
+
+
+def _rejection_asked_for() -> bool:
+    """Whether drafts shall be accepted by rejection; only the CPU gets this far with that flag on."""
+    from sglang.srt.runtime_context import get_spec
+
+    return bool(get_spec().speculative_use_rejection_sampling)
 
 
 def _declined(device: str) -> str | None:

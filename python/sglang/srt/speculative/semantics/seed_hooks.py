@@ -55,17 +55,37 @@ def hash_columns(
 
 
 def draw_filtered(original: Callable[..., torch.Tensor], probs: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Around the filtered draw: min-p together with a seed, which upstream refuses with an assertion.
+    """Around the filtered draw: with a seed, the noise belongs to the token and not to its rank.
 
-    Top-k, top-p and min-p each keep a prefix of the sorted probabilities, so min-p may be applied first; and
-    the Gumbel draw needs no renormalisation, a common factor moves all columns alike.
+    Upstream hashes the rank here and the token where no request of the batch has a filter, so that a seeded
+    request says something else when a neighbour uses top-k. It also refuses min-p with a seed by an assertion
+    that ends the scheduler. The Gumbel draw needs no renormalisation: a common factor moves all columns alike.
     """
-    top_k, top_p, min_p, use_min_p, seed, position = rest
-    if use_min_p and seed is not None:
-        floor = probs.amax(dim=-1, keepdim=True) * min_p.unsqueeze(-1)
-        probs = probs.masked_fill(probs < floor, 0.0)
-        use_min_p = False
-    return original(probs, top_k, top_p, min_p, use_min_p, seed, position)
+    top_ks, top_ps, min_ps, use_min_p, seed, positions = rest
+    if seed is None:
+        return original(probs, *rest)
+    from sglang.srt.layers.sampler import multinomial_with_seed
+
+    kept = kept_tokens(probs, top_ks, top_ps, min_ps if use_min_p else None)
+    drawn: torch.Tensor = multinomial_with_seed(torch.log(probs.masked_fill(~kept, 0.0)), seed, positions)
+    return drawn.view(-1).to(torch.int32)
+
+
+def kept_tokens(
+    probs: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor | None
+) -> torch.Tensor:
+    """Tokens that the filters leave, bool ``[R, V]``, by plain decoding's rule.
+
+    All filters look at the unfiltered probabilities ``[R, V]`` in descending order (``top_ks``, ``top_ps`` and
+    ``min_ps`` are ``[R]``): the first ``top_k`` of them, those before which at most ``top_p`` has gathered, and
+    those of at least ``min_p`` times the largest. Equal probabilities keep the order of their ids.
+    """
+    ranked, order = probs.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(probs.shape[-1], device=probs.device)
+    left = (ranks < top_ks.unsqueeze(-1)) & (ranked.cumsum(-1) - ranked <= top_ps.unsqueeze(-1))
+    if min_ps is not None:
+        left &= ranked >= ranked[:, :1] * min_ps.unsqueeze(-1)
+    return torch.zeros_like(left).scatter_(-1, order, left)
 
 
 def _backend() -> str | None:

@@ -52,29 +52,46 @@ class Scratch:
 
     def reserve(self, plans: Iterable[SplitPlan]) -> None:
         """Allocate for ``plans`` ahead of a capture, if what is there does not fit them."""
-        needs = [VerifyWorkspace.elements(plan) for plan in plans]
+        needs = [VerifyWorkspace.needs(plan) for plan in plans]
         if needs:
-            self._grow(max(n[0] for n in needs), max(n[1] for n in needs))
+            self._at_least(max(n[0] for n in needs), max(n[1] for n in needs))
 
     def fit(self, plan: SplitPlan) -> VerifyWorkspace | None:
         """A workspace for ``plan``; None when it would have to grow during a graph capture."""
-        partial, lse = VerifyWorkspace.elements(plan)
-        have = self.current
-        if have is not None and partial <= have.partial.numel() and lse <= have.lse.numel():
-            return have
+        partial, lse = VerifyWorkspace.needs(plan)
+        if self._holds(partial, lse):
+            return self.current
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return None
-        return self._grow(partial, lse)
+        return self._at_least(partial, lse)
 
-    def _grow(self, partial: int, lse: int) -> VerifyWorkspace:
+    def _holds(self, partial_bytes: int, lse_elements: int) -> bool:
+        have = self.current
+        return have is not None and partial_bytes <= have.bytes.numel() and lse_elements <= have.lse.numel()
+
+    def _at_least(self, partial_bytes: int, lse_elements: int) -> VerifyWorkspace:
         have = self.current
         if have is not None:
-            if partial <= have.partial.numel() and lse <= have.lse.numel():
+            if self._holds(partial_bytes, lse_elements):
                 return have
             self.retired.append(have)
-            partial, lse = max(partial, have.partial.numel()), max(lse, have.lse.numel())
-        self.current = VerifyWorkspace(partial, lse, self.device)
+            partial_bytes = max(partial_bytes, have.bytes.numel())
+            lse_elements = max(lse_elements, have.lse.numel())
+        self.current = VerifyWorkspace(partial_bytes, lse_elements, self.device)
         return self.current
+
+
+_graphs_read_table = False
+
+
+def graphs_read_table() -> bool:
+    """Whether any graph captured in this process reads the request table while it runs."""
+    return _graphs_read_table
+
+
+def _note_captured_read() -> None:
+    global _graphs_read_table
+    _graphs_read_table = True
 
 
 @dataclass
@@ -175,6 +192,7 @@ class Binding:
         if self.capturing is not None:
             if ours:
                 self.capturing.ours += 1
+                _note_captured_read()
             else:
                 self.capturing.stock += 1
 

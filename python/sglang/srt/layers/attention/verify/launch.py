@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -23,6 +24,107 @@ class Operands:
     v: torch.Tensor
     out: torch.Tensor
     lse: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """What a call adds to its plan at compile time: how lengths count, how keys are addressed, LSE or not."""
+
+    lens_include_new: bool
+    has_table: bool
+    has_lse: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its grid, constants and compiler options; the pointers and scalars come with ``run``."""
+
+    kernel: Any
+    grid: tuple[int, int]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+
+    def run(self, *args: Any) -> None:
+        """Launch on the current stream."""
+        self.kernel[self.grid](*args, **self.constants, **self.options)
+
+
+def _schedule(plan: SplitPlan, form: CallForm) -> dict[str, Any]:
+    return {
+        "TOKENS": plan.request.tokens,
+        "BATCH_LANES": triton.next_power_of_2(plan.request.batch),
+        "LENS_INCLUDE_NEW": form.lens_include_new,
+        "HAS_TABLE": form.has_table,
+        "HAS_LSE": form.has_lse,
+        "GRAIN": plan.splits.grain,
+        "MIN_KEYS": plan.splits.min_keys,
+        "SHORT_KEYS": plan.splits.short_keys,
+        "SHORT_MIN": plan.splits.short_min,
+        "EARLY_MERGE": plan.early_merge,
+    }
+
+
+def split_launch(plan: SplitPlan, form: CallForm) -> Launch:
+    """Stage one of ``plan``."""
+    r, tile = plan.request, plan.tile
+    if tile.kernel == "hopper":
+        from sglang.srt.layers.attention.verify.hopper import mla_split_kernel
+
+        constants = {
+            "HEADS": r.q_heads,
+            "BLOCK_R": tile.block_r,
+            "FP8": r.kv_dtype.itemsize == 1,
+            "STAGES": tile.num_stages,
+            "CHAIN": plan.early_split,
+        }
+        options: dict[str, Any] = {"num_warps": tile.num_warps}
+        if tile.max_registers:
+            options["maxnreg"] = tile.max_registers
+        if plan.early_split:
+            options["launch_pdl"] = True
+        grid = (plan.items, plan.row_blocks)
+        return Launch(mla_split_kernel, grid, constants | _schedule(plan, form), options)
+    constants = {
+        "Q_HEADS": r.q_heads,
+        "GROUP": r.group,
+        "DIM": r.v_dim,
+        "BLOCK_D": triton.next_power_of_2(r.v_dim),
+        "EXTRA": r.qk_dim - r.v_dim,
+        "SHARED_KV": r.kind == "mla",
+        "BLOCK_N": tile.block_n,
+        "BLOCK_R": tile.block_r,
+        "ROW_BLOCKS": plan.row_blocks,
+        "MASK_LAYOUT": {"none": 0, "qlen": 1, "full": 2}[r.mask],
+        "HAS_CAP": r.logit_cap > 0,
+    }
+    return Launch(
+        split_kernel,
+        (plan.items, plan.row_blocks * r.kv_heads),
+        constants | _schedule(plan, form),
+        {"num_warps": tile.num_warps, "num_stages": tile.num_stages},
+    )
+
+
+def merge_launch(plan: SplitPlan, form: CallForm) -> Launch:
+    """Stage two of ``plan``."""
+    r, merge = plan.request, plan.merge
+    kernel = merge_kernel
+    if r.capability != (0, 0):
+        from sglang.srt.layers.attention.verify.merge_gpu import merge_gpu_kernel
+
+        kernel = merge_gpu_kernel
+    constants = {
+        "Q_HEADS": r.q_heads,
+        "DIM": r.v_dim,
+        "BLOCK_D": merge.block_d,
+        "BLOCK_S": merge.block_s,
+        "ROUNDS": merge.rounds,
+    }
+    options: dict[str, Any] = {"num_warps": merge.num_warps}
+    if plan.early_merge:
+        options["launch_pdl"] = True
+    grid = (r.batch * r.tokens * r.q_heads, triton.cdiv(r.v_dim, merge.block_d))
+    return Launch(kernel, grid, constants | _schedule(plan, form), options)
 
 
 def _expect(ok: bool, what: str) -> None:
@@ -95,7 +197,6 @@ def attend(
         attend_plain(x.q, x.k, x.v, x.out, context, plan, sm_scale, k_scale, v_scale, logit_cap, x.lse)
         return
 
-    has_table = context.req_to_token is not None
     table = context.req_to_token if context.req_to_token is not None else context.kv_indices
     assert table is not None
     unused = context.seq_lens
@@ -103,65 +204,40 @@ def attend(
     indptr = context.kv_indptr if context.kv_indptr is not None else unused
     lse = x.lse if x.lse is not None else workspace.lse
     stride_table = context.req_to_token.stride(0) if context.req_to_token is not None else 0
-    schedule = {
-        "TOKENS": r.tokens,
-        "BATCH_LANES": triton.next_power_of_2(r.batch),
-        "LENS_INCLUDE_NEW": context.lens_include_new,
-        "HAS_TABLE": has_table,
-        "HAS_LSE": x.lse is not None,
-        "GRAIN": plan.splits.grain,
-        "MIN_KEYS": plan.splits.min_keys,
-        "SHORT_KEYS": plan.splits.short_keys,
-        "SHORT_MIN": plan.splits.short_min,
-        "EARLY_MERGE": plan.early_merge,
-    }
+    form = CallForm(context.lens_include_new, context.req_to_token is not None, x.lse is not None)
+    partial = workspace.partial(plan)
+    split = split_launch(plan, form)
+    merge = merge_launch(plan, form)
+    common = (
+        x.q,
+        x.k,
+        x.out,
+        lse,
+        partial,
+        workspace.lse,
+        context.seq_lens,
+        requests,
+        table,
+        indptr,
+    )
+    strides = (stride_table, x.q.stride(0), x.q.stride(1), x.k.stride(0))
     if plan.tile.kernel == "hopper":
-        from sglang.srt.layers.attention.verify.hopper import mla_split_kernel
-
-        mla_split_kernel[(plan.items, plan.row_blocks)](
-            x.q, x.k, x.out, lse, workspace.partial, workspace.lse,
-            context.seq_lens, requests, table, indptr,
-            stride_table, x.q.stride(0), x.q.stride(1), x.k.stride(0),
-            sm_scale * k_scale, v_scale, r.batch, plan.target,
-            HEADS=r.q_heads,
-            BLOCK_R=plan.tile.block_r,
-            FP8=r.kv_dtype.itemsize == 1,
-            RAW_STAGES=plan.tile.num_stages,
-            num_warps=plan.tile.num_warps,
-            **schedule,
-        )  # fmt: skip
+        split.run(*common, *strides, sm_scale * k_scale, v_scale, r.batch, plan.target)
     else:
-        mla = r.kind == "mla"
         mask = context.tree_mask
-        split_kernel[(plan.items, plan.row_blocks * r.kv_heads)](
-            x.q, x.k, x.v, x.out, lse, workspace.partial, workspace.lse,
-            context.seq_lens, requests, table, indptr,
+        split.run(
+            *common,
+            x.v,
             unused if mask is None else mask.view(torch.uint8),
             unused if context.mask_indptr is None else context.mask_indptr,
-            stride_table, x.q.stride(0), x.q.stride(1), x.k.stride(0), x.k.stride(1), x.v.stride(0), x.v.stride(1),
-            sm_scale * k_scale, v_scale, logit_cap if logit_cap > 0 else 1.0, r.batch, plan.target,
-            Q_HEADS=r.q_heads,
-            GROUP=r.group,
-            DIM=r.v_dim,
-            BLOCK_D=triton.next_power_of_2(r.v_dim),
-            EXTRA=r.qk_dim - r.v_dim,
-            SHARED_KV=mla,
-            BLOCK_N=plan.tile.block_n,
-            BLOCK_R=plan.tile.block_r,
-            ROW_BLOCKS=plan.row_blocks,
-            MASK_LAYOUT={"none": 0, "qlen": 1, "full": 2}[r.mask],
-            HAS_CAP=logit_cap > 0,
-            num_warps=plan.tile.num_warps,
-            num_stages=plan.tile.num_stages,
-            **schedule,
-        )  # fmt: skip
-    merge_kernel[(r.batch * r.tokens * r.q_heads, triton.cdiv(r.v_dim, plan.merge.block_d))](
-        workspace.partial, workspace.lse, x.out, lse, context.seq_lens, requests, r.batch, plan.target,
-        Q_HEADS=r.q_heads,
-        DIM=r.v_dim,
-        BLOCK_D=plan.merge.block_d,
-        BLOCK_S=plan.merge.block_s,
-        num_warps=plan.merge.num_warps,
-        launch_pdl=plan.early_merge,
-        **schedule,
-    )  # fmt: skip
+            *strides,
+            x.k.stride(1),
+            x.v.stride(0),
+            x.v.stride(1),
+            sm_scale * k_scale,
+            v_scale,
+            logit_cap if logit_cap > 0 else 1.0,
+            r.batch,
+            plan.target,
+        )
+    merge.run(partial, workspace.lse, x.out, lse, context.seq_lens, requests, v_scale, r.batch, plan.target)

@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Stage two: weigh the partial results of a request's splits by their log-sum-exp and add them up.
+"""Stage two in Triton: weigh the partial results of a request's splits by their log-sum-exp and add them up.
 
-Rows x value chunks run in parallel, and all loads of a program are in flight at once; the order of the sum is
-fixed by the split index, so repeats are bitwise equal. Launched with programmatic dependent launch, its blocks
-are resident before the last split finishes.
+Rows x value chunks run in parallel; the order of the sum is fixed by the split index, so repeats are bitwise
+equal. This form serves the interpreter and is the reference of ``merge_gpu``, which runs on devices.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ def merge_kernel(
     lse,
     seq_lens,
     req_pool_indices,
+    value_scale,
     batch,
     target,
     TOKENS: tl.constexpr,
@@ -29,6 +29,7 @@ def merge_kernel(
     DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    ROUNDS: tl.constexpr,
     BATCH_LANES: tl.constexpr,
     LENS_INCLUDE_NEW: tl.constexpr,
     HAS_TABLE: tl.constexpr,
@@ -42,7 +43,7 @@ def merge_kernel(
     """Grid (batch * tokens * heads, ceil(DIM / BLOCK_D)). Requests with one split are already in ``out``.
 
     Padding requests (no keys) get zeros and an LSE of -inf. Only items in use are read: the rest of the
-    workspace may hold anything.
+    workspace may hold anything. ``value_scale`` multiplies the result; ROUNDS is ``merge_gpu``'s, one here.
     """
     LN2: tl.constexpr = 0.6931471805599453
     rows: tl.constexpr = TOKENS * Q_HEADS
@@ -50,7 +51,7 @@ def merge_kernel(
     b = row // rows
     first, count = locate_request(
         tl.arange(0, BATCH_LANES), b, seq_lens, req_pool_indices, batch, target,
-        TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
     )  # fmt: skip
     # Every program must wait, also one with nothing to do: this grid's completion stands for the split's.
     if EARLY_MERGE:
@@ -79,7 +80,7 @@ def merge_kernel(
         norm = norm * alpha + tl.sum(weight, 0)
         acc = acc * alpha + tl.sum(weight[:, None] * value.to(tl.float32), 0)
         m = m_new
-    result = acc * tl.where(norm > 0, 1.0 / norm, 0.0)
+    result = acc * tl.where(norm > 0, value_scale / norm, 0.0)
     tl.store(out + row.to(tl.int64) * DIM + d, result.to(out.dtype.element_ty), mask=d_ok)
     if HAS_LSE and tl.program_id(1) == 0:
         tl.store(lse + row, tl.where(norm > 0, (m + tl.log2(norm)) * LN2, float("-inf")))

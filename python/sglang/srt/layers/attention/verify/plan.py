@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
 from sglang.srt.layers.attention.verify.table import (
@@ -37,7 +38,8 @@ class SplitPlan:
 
     ``target`` is the number of chunks the device code aims for, ``items`` the most work items it can produce
     (split dimension of the grid and of the workspace). ``use`` says whether policy prefers this path over the
-    stock kernel; ``reason`` explains tile, splits and ``use`` in one line.
+    stock kernel; ``reason`` explains tile, splits and ``use`` in one line. ``early_split`` and ``early_merge``
+    launch the stages with programmatic dependence on the kernel before them.
     """
 
     request: AttentionRequest
@@ -47,22 +49,26 @@ class SplitPlan:
     target: int
     items: int
     row_blocks: int
+    partial_dtype: torch.dtype
     early_merge: bool
+    early_split: bool
     use: bool
     reason: str
 
 
 def device_traits(device_index: int = 0) -> DeviceTraits:
     """Traits of a CUDA device, or of the CPU when there is none."""
-    import torch
-
     if not torch.cuda.is_available():
         return DeviceTraits((0, 0), 4)
     properties = torch.cuda.get_device_properties(device_index)
     return DeviceTraits((properties.major, properties.minor), properties.multi_processor_count)
 
 
-def prefer(request: AttentionRequest, family: str) -> tuple[bool, str]:
+# Splits of the stock GQA decode kernel (upstream's default), and how many of its programs keep one SM busy.
+STOCK_SPLITS, STOCK_PROGRAMS_PER_SM = 8, 4
+
+
+def prefer(request: AttentionRequest, family: str, sm_count: int) -> tuple[bool, str]:
     """Is the split-KV path expected to be faster than the stock one? Says nothing about correctness."""
     if request.tokens > 1:
         return True, "verify would otherwise walk the prefix serially"
@@ -72,7 +78,20 @@ def prefer(request: AttentionRequest, family: str) -> tuple[bool, str]:
         return False, f"decode not measured on {family}"
     if request.kind == "mla":
         return True, "decode with latent cache, faster at every measured length"
+    programs = request.batch * request.kv_heads * STOCK_SPLITS
+    if programs <= STOCK_PROGRAMS_PER_SM * sm_count:
+        return True, f"the stock decode kernel's {programs} programs leave the device idle"
     return False, "stock decode kernel already splits the keys"
+
+
+def partial_dtype(request: AttentionRequest, tile: Tile) -> torch.dtype:
+    """Element type of partial results: two bytes where the stage-one kernel turns them into whole lines.
+
+    bf16 keeps the range of a bf16 cache; an fp8 cache, taken without its scale, fits fp16 and keeps its digits.
+    """
+    if tile.kernel != "hopper":
+        return torch.float32
+    return torch.float16 if request.kv_dtype.itemsize == 1 else request.q_dtype
 
 
 def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int) -> SplitPlan:
@@ -93,7 +112,7 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     target = max(capacity - (request.batch - 1), -(-capacity // 2), 1)
     most_a_request = -(-max_context // min(splits.min_keys, splits.short_min))
     items = min(target + request.batch - 1, request.batch * most_a_request)
-    use, why = prefer(request, family)
+    use, why = prefer(request, family, device.sm_count)
     reason = (
         f"{family} {tile.kernel} {tile.block_n}x{tile.block_r} w{tile.num_warps} s{tile.num_stages}, "
         f"{items} items for {device.sm_count} SMs, {request.rows} rows in {row_blocks}; {why}"
@@ -102,11 +121,13 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         request,
         tile,
         splits,
-        choose_merge(family, request.v_dim),
+        choose_merge(family, items, request.batch * request.tokens * request.q_heads, request.v_dim),
         target,
         items,
         row_blocks,
+        partial_dtype(request, tile),
         device.capability >= (9, 0),
+        tile.kernel == "hopper",
         use,
         reason,
     )

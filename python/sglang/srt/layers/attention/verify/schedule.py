@@ -65,6 +65,7 @@ def locate_work(
     req_pool_indices,
     batch,
     target,
+    BATCH_LANES: tl.constexpr,
     TOKENS: tl.constexpr,
     LENS_INCLUDE_NEW: tl.constexpr,
     HAS_TABLE: tl.constexpr,
@@ -73,20 +74,41 @@ def locate_work(
     SHORT_KEYS: tl.constexpr,
     SHORT_MIN: tl.constexpr,
 ):
-    """(request, its first item, its item count, its length, keys a split) of work item ``work``.
+    """(request, its pool index, first item, item count, length, keys a split) of work item ``work``.
 
-    An item beyond the used part of the grid gets length 0.
+    An item beyond the used part of the grid gets length 0. The pool index comes along so that its load runs
+    beside that of the lengths; it is 0 without a request table.
     """
-    lengths = request_length(
-        seq_lens, req_pool_indices, lanes, lanes < batch, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE
-    )
-    chunk = chunk_keys(tl.sum(lengths, 0), target, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN)
-    counts = (lengths + chunk - 1) // chunk
-    request = tl.sum((tl.cumsum(counts, 0) <= work).to(tl.int32), 0)
-    first = tl.sum(tl.where(lanes < request, counts, 0), 0)
-    count = tl.sum(tl.where(lanes == request, counts, 0), 0)
-    length = tl.sum(tl.where(lanes == request, lengths, 0), 0)
-    return request, first, count, length, chunk
+    if BATCH_LANES == 1:
+        # One request: no search, and every load has a constant address.
+        request = 0
+        first = 0
+        length = tl.load(seq_lens).to(tl.int32)
+        if not LENS_INCLUDE_NEW:
+            length += TOKENS
+        pool_index = 0
+        if HAS_TABLE:
+            pool_index = tl.load(req_pool_indices).to(tl.int32)
+            length = tl.where(pool_index < 0, 0, length)
+        length = tl.maximum(length, 0)
+        chunk = chunk_keys(length, target, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN)
+        count = (length + chunk - 1) // chunk
+    else:
+        lengths = request_length(
+            seq_lens, req_pool_indices, lanes, lanes < batch, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE
+        )
+        chunk = chunk_keys(tl.sum(lengths, 0), target, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN)
+        counts = (lengths + chunk - 1) // chunk
+        request = tl.sum((tl.cumsum(counts, 0) <= work).to(tl.int32), 0)
+        here = lanes == request
+        first = tl.sum(tl.where(lanes < request, counts, 0), 0)
+        count = tl.sum(tl.where(here, counts, 0), 0)
+        length = tl.sum(tl.where(here, lengths, 0), 0)
+        pool_index = 0
+        if HAS_TABLE:
+            indices = tl.load(req_pool_indices + lanes, mask=lanes < batch, other=0).to(tl.int32)
+            pool_index = tl.sum(tl.where(here, indices, 0), 0)
+    return request, pool_index, first, count, length, chunk
 
 
 @triton.jit
@@ -97,6 +119,7 @@ def locate_request(
     req_pool_indices,
     batch,
     target,
+    BATCH_LANES: tl.constexpr,
     TOKENS: tl.constexpr,
     LENS_INCLUDE_NEW: tl.constexpr,
     HAS_TABLE: tl.constexpr,
@@ -106,11 +129,17 @@ def locate_request(
     SHORT_MIN: tl.constexpr,
 ):
     """(first item, item count) of ``request``, by the same arithmetic as ``locate_work``."""
-    lengths = request_length(
-        seq_lens, req_pool_indices, lanes, lanes < batch, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE
-    )
-    chunk = chunk_keys(tl.sum(lengths, 0), target, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN)
-    counts = (lengths + chunk - 1) // chunk
-    first = tl.sum(tl.where(lanes < request, counts, 0), 0)
-    count = tl.sum(tl.where(lanes == request, counts, 0), 0)
+    if BATCH_LANES == 1:
+        _, _, first, count, _, _ = locate_work(
+            lanes, 0, seq_lens, req_pool_indices, batch, target,
+            BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        )  # fmt: skip
+    else:
+        lengths = request_length(
+            seq_lens, req_pool_indices, lanes, lanes < batch, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE
+        )
+        chunk = chunk_keys(tl.sum(lengths, 0), target, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN)
+        counts = (lengths + chunk - 1) // chunk
+        first = tl.sum(tl.where(lanes < request, counts, 0), 0)
+        count = tl.sum(tl.where(lanes == request, counts, 0), 0)
     return first, count

@@ -1,4 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# ruff: noqa: SIM108
 """Stage one in Triton: one program reads one chunk of one request's keys, once, for all of its query rows.
 
 Operands are swapped against the usual order: S^T[keys, rows] = K Q^T and O^T[value dims, rows] = V^T P^T. A
@@ -18,7 +19,6 @@ from triton.language.extra import cuda
 def split_kernel(
     q,
     k_pool,
-    v_pool,
     out,
     lse,
     partial,
@@ -27,6 +27,7 @@ def split_kernel(
     req_pool_indices,
     table,
     indptr,
+    v_pool,
     mask,
     mask_indptr,
     stride_table,
@@ -66,17 +67,17 @@ def split_kernel(
     """Grid (work items, row blocks x key heads). See ``KVContext`` for lengths, addressing and masks.
 
     ``score_scale`` is sm_scale * k_scale, ``value_scale`` multiplies the values. A request with one work item
-    is written straight to ``out`` and ``lse``; otherwise the normalised partial result goes to ``partial``
-    [work, tokens * heads, DIM] and its base-2 log-sum-exp to ``partial_lse``.
+    is written straight to ``out`` and ``lse``; otherwise the normalised partial result, not yet scaled by
+    ``value_scale``, goes to ``partial`` [work, tokens * heads, DIM] and its base-2 log-sum-exp to ``partial_lse``.
     MASK_LAYOUT: 0 none, 1 [tokens, tokens] a request, 2 [tokens, length] a request at ``mask_indptr``.
     """
     if EARLY_MERGE:
         cuda.gdc_launch_dependents()
     work = tl.program_id(0)
     lanes = tl.arange(0, BATCH_LANES)
-    b, first, count, length, chunk = locate_work(
+    b, pool_index, first, count, length, chunk = locate_work(
         lanes, work, seq_lens, req_pool_indices, batch, target,
-        TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
     )  # fmt: skip
     lo = (work - first) * chunk
     hi = tl.minimum(length, lo + chunk)
@@ -109,7 +110,7 @@ def split_kernel(
     if MASK_LAYOUT == 2:
         mask_row = mask + tl.load(mask_indptr + b) + token.to(tl.int64) * length
     if HAS_TABLE:
-        slots = table + tl.load(req_pool_indices + b).to(tl.int64) * stride_table
+        slots = table + pool_index.to(tl.int64) * stride_table
     else:
         slots = table + tl.load(indptr + b)
 
@@ -152,7 +153,7 @@ def split_kernel(
         m = m_new
 
     norm = tl.sum(total, 0)
-    inverse = tl.where(norm > 0, value_scale / norm, 0.0)
+    inverse = tl.where(norm > 0, tl.where(count == 1, value_scale, 1.0) / norm, 0.0)
     result = acc * inverse[None, :]
     log_sum = tl.where(norm > 0, m + tl.log2(norm), float("-inf"))
     out_row = token * Q_HEADS + head

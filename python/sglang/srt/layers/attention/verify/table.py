@@ -14,13 +14,17 @@ Kernel = Literal["hopper", "triton", "plain"]
 
 @dataclass(frozen=True)
 class Tile:
-    """Shape of one program: ``block_n`` keys by ``block_r`` query rows, and how the compiler lays it out."""
+    """Shape of one program: ``block_n`` keys by ``block_r`` query rows, and how the compiler lays it out.
+
+    ``max_registers`` (a thread, 0 for the compiler's choice) leaves room for merge blocks on the same SM.
+    """
 
     kernel: Kernel
     block_n: int
     block_r: int
     num_warps: int
     num_stages: int
+    max_registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,10 @@ class Splits:
 
 @dataclass(frozen=True)
 class Merge:
-    """Tile of the merge: ``block_s`` splits by ``block_d`` value dims."""
+    """Tile of the merge: ``rounds`` blocks of ``block_s`` splits at once, by ``block_d`` value dims."""
 
     block_s: int
+    rounds: int
     block_d: int
     num_warps: int
 
@@ -63,6 +68,16 @@ def arch_family(capability: tuple[int, int]) -> str:
     }.get(capability, "generic")
 
 
+def _hopper_tile(rows: int, kv_bytes: int) -> Tile:
+    """Four consumer warps up to 32 rows; 64 rows need eight for their accumulators."""
+    block_r = _row_block(rows, 64)
+    if kv_bytes == 1:
+        return Tile("hopper", 64, block_r, 4 if block_r == 16 else 8, 3 if block_r <= 32 else 2)
+    if block_r == 64:
+        return Tile("hopper", 64, block_r, 8, 2)
+    return Tile("hopper", 64, block_r, 4, 2, 128 if block_r == 16 else 160)
+
+
 def choose_tile(family: str, kind: str, rows: int, dim: int, kv_bytes: int, plain_mask: bool) -> Tile:
     """Tile for ``rows`` query rows over keys of ``dim`` main dims of ``kv_bytes`` bytes each.
 
@@ -73,14 +88,15 @@ def choose_tile(family: str, kind: str, rows: int, dim: int, kv_bytes: int, plai
     if kind == "mla":
         if family == "sm_90":
             if plain_mask and kv_bytes <= 2:
-                return Tile("hopper", 64, _row_block(rows, 64), 8, 3 if kv_bytes == 1 and rows <= 32 else 2)
+                return _hopper_tile(rows, kv_bytes)
             return Tile("triton", 64, _row_block(rows, 32), 8, 2)
-        if family == "sm_100":
-            return Tile("triton", 64, _row_block(rows, 32), 8, 2)
-        return Tile("triton", 32, _row_block(rows, 16), 8, 1)
+        # 64 keys need 110,600 bytes on sm_100 and spill; on sm_120 they pass its 101,376 bytes.
+        return Tile("triton", 32, _row_block(rows, 32), 8, 1)
     if family in ("sm_90", "sm_100"):
-        return Tile("triton", 64, _row_block(rows, 32), 4, 3 if dim <= 128 else 2)
-    return Tile("triton", 32, _row_block(rows, 16), 4, 2 if dim <= 128 else 1)
+        if dim <= 128:
+            return Tile("triton", 64, _row_block(rows, 32), 4, 3)
+        return Tile("triton", 64, _row_block(rows, 32), 8 if kv_bytes == 1 else 4, 2)
+    return Tile("triton", 32, _row_block(rows, 32), 4, 2 if dim <= 128 else 1)
 
 
 def choose_splits(family: str, kind: str) -> Splits:
@@ -92,8 +108,18 @@ def choose_splits(family: str, kind: str) -> Splits:
     return Splits(grain=16, min_keys=128, short_keys=2048, short_min=64, per_sm=2)
 
 
-def choose_merge(family: str, dim: int) -> Merge:
-    """Merge tile for ``dim`` value dims."""
+def choose_merge(family: str, items: int, rows: int, dim: int) -> Merge:
+    """Merge tile for ``rows`` output rows of ``dim`` dims when a request may have up to ``items`` splits.
+
+    Few rows want many small programs, many rows few large ones; shared memory stays near 32 KiB.
+    """
     if family == "interpreter":
-        return Merge(8, 512, 1)
-    return Merge(64, 64, 4)
+        return Merge(8, 1, 512, 1)
+    block_d = 64
+    while block_d < min(dim, 512) and rows * (dim // block_d) > 512:
+        block_d *= 2
+    block_s = max(4, 2048 // block_d)
+    rounds = 1
+    while rounds * block_s < items and rounds < 8:
+        rounds *= 2
+    return Merge(block_s, rounds, block_d, 4)

@@ -1,0 +1,104 @@
+"""The two servers that are compared, and a client that treats an HTTP error as an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "benchmark"))
+
+from served import Served, speculative_flags  # noqa: E402
+
+from .forced_drafts import MARK, install  # noqa: E402
+
+TARGET, DRAFT = ROOT / "models/nano", ROOT / "models/nano-eagle3"
+REQUEST_LIMIT_S = 120.0
+CONTEXT = 256
+
+# float32, so that a verify of three rows and a decode of one round alike up to the last bits. Plain decoding
+# runs without overlap because upstream's overlapped penalties lag one token (docs/semantics.md).
+COMMON = (
+    "--device=cpu",
+    "--dtype=float32",
+    "--disable-overlap-schedule",
+    "--enable-custom-logit-processor",
+    "--enable-return-hidden-states",
+    f"--context-length={CONTEXT}",
+    "--max-total-tokens=4096",
+    "--max-running-requests=16",
+    "--log-level=warning",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status and decoded body; ``body`` is text where it is not JSON."""
+
+    status: int
+    body: Any
+
+
+class Asked(Served):
+    """A server whose refusals are answers too."""
+
+    def ask(self, path: str, body: Any = None, limit: float = REQUEST_LIMIT_S) -> Answer:
+        """POST ``body`` as JSON, or GET without one."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url(path), data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=limit) as response:
+                return Answer(response.status, _decoded(response.read()))
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, _decoded(error.read()))
+
+    def url(self, path: str) -> str:
+        """Absolute address of a path."""
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def load(self) -> dict[str, Any]:
+        """Running and waiting requests and used KV slots, as the scheduler counts them."""
+        loads: dict[str, Any] = self.get("/v1/loads")["loads"][0]
+        return loads
+
+
+@contextmanager
+def plain_server(folder: Path, *flags: str, off: str = "") -> Iterator[Asked]:
+    """The reference: the same build without speculation; ``off`` names topics to switch off."""
+    environment = {"OMP_NUM_THREADS": "1", "SGLANG_FORK_DISABLE": off}
+    with Asked(TARGET, folder / "plain.log", [*COMMON, *flags], environment=environment) as server:
+        assert isinstance(server, Asked)
+        yield server
+
+
+@contextmanager
+def eagle_server(folder: Path, *flags: str, off: str = "") -> Iterator[Asked]:
+    """EAGLE-3 with the plugin for scripted drafts."""
+    paths: Sequence[str] = [*map(str, install(folder / "plugin")), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_FORK_DISABLE": off,
+        "SGLANG_PLUGINS": "forced_drafts",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    arguments = [*COMMON, *speculative_flags(DRAFT), *flags]
+    with Asked(TARGET, folder / "eagle.log", arguments, environment=environment) as server:
+        assert isinstance(server, Asked)
+        if MARK not in server.log.read_text(errors="replace"):
+            raise RuntimeError(f"the draft plugin was not loaded:\n{server.log_tail()}")
+        yield server
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data.decode(errors="replace")
