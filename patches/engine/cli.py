@@ -117,10 +117,12 @@ def _forward(project: Project, options: argparse.Namespace) -> int:
     print(table(outcome.rows))
     for fault in outcome.faults:
         print(f"also: {fault}")
+    unneeded = f"; not needed: {', '.join(outcome.unneeded)}" if outcome.unneeded else ""
     print(
-        f"sglang {outcome.version}: {len(outcome.applies)} of {outcome.total} topics apply: {', '.join(outcome.applies)}"
+        f"sglang {outcome.version}: {len(outcome.applies)} of {outcome.total} topics apply: "
+        f"{', '.join(outcome.applies)}{unneeded}"
     )
-    whole = len(outcome.applies) == outcome.total and not outcome.faults
+    whole = len(outcome.applies) + len(outcome.unneeded) == outcome.total and not outcome.faults
     return 1 if options.strict and not whole else 0
 
 

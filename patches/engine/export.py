@@ -62,15 +62,18 @@ def export(project: Project, *, wheel_directory: Path | None = None) -> list[Pat
 
 
 def _ownership(topics: list[Topic], overlay: dict[str, Path]) -> dict[str, dict[str, Path]]:
-    """Overlay files by owning topic; REST holds those without one."""
+    """Overlay files by the topic that names them most closely; REST holds those that none does."""
     owned: dict[str, dict[str, Path]] = {name: {} for name in (*(topic.name for topic in topics), REST)}
     for name, path in overlay.items():
-        for topic in topics:
-            if any(name == own or (own.endswith("/") and name.startswith(own)) for own in topic.overlay):
-                owned[topic.name][name] = path
-                break
-        else:
-            owned[REST][name] = path
+        claims = [
+            (len(own), topic.name)
+            for topic in topics
+            for own in topic.overlay
+            if name == own or (own.endswith("/") and name.startswith(own))
+        ]
+        # Of equal claims `max` takes the first, the earliest topic's: later topics may need the file too.
+        owner = max(claims, key=lambda claim: claim[0])[1] if claims else REST
+        owned[owner][name] = path
     return owned
 
 
@@ -79,8 +82,10 @@ def message(topic: Topic, base: str) -> str:
     subject = f"{topic.name}: {topic.why.strip().split('. ')[0].rstrip('.')}"
     parts = [textwrap.shorten(subject, 100, placeholder=" ..."), textwrap.fill(topic.why.strip(), 76)]
     parts.append(f"Upstream: {topic.upstream}\nRetire when: {topic.retire_when}\nBase: sglang {base}")
+    if topic.detect:
+        parts[-1] += f"\nNot needed when: {topic.detect}"
     if topic.not_needed is not None:
-        parts[-1] += f"\nNot needed once: {topic.not_needed.describe()}"
+        parts[-1] += f"\nLeft out once: {topic.not_needed.describe()}"
     return "\n\n".join(parts) + "\n"
 
 
