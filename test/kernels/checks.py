@@ -22,7 +22,7 @@ def tolerances(case: Case) -> tuple[float, float]:
 
 def with_target(plan: SplitPlan, target: int) -> SplitPlan:
     """``plan`` cut into about ``target`` splits, however short the context."""
-    splits = replace(plan.splits, grain=16, min_keys=16, short_keys=0, short_min=16)
+    splits = replace(plan.splits, grain=16, min_keys=16)
     items = target + plan.request.batch - 1
     return replace(plan, target=target, items=items, splits=splits)
 

@@ -68,7 +68,7 @@ def _list_work(
     work = tl.program_id(0)
     lanes = tl.arange(0, LANES)
     b, pool, first, count, length, chunk = locate_work(
-        lanes, work, seq_lens, requests, batch, target, LANES, 3, False, True, 16, MIN_KEYS, 64, 16
+        lanes, work, seq_lens, requests, batch, target, LANES, 3, False, True, 16, MIN_KEYS
     )
     tl.store(out + work * 6 + 0, b)
     tl.store(out + work * 6 + 1, pool)
@@ -78,7 +78,7 @@ def _list_work(
     tl.store(out + work * 6 + 5, chunk)
     if work < batch:
         first, count = locate_request(
-            lanes, work, seq_lens, requests, batch, target, LANES, 3, False, True, 16, MIN_KEYS, 64, 16
+            lanes, work, seq_lens, requests, batch, target, LANES, 3, False, True, 16, MIN_KEYS
         )
         tl.store(requests_out + work * 2, first)
         tl.store(requests_out + work * 2 + 1, count)

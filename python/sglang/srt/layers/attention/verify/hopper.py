@@ -44,14 +44,14 @@ def _copy_rows(main, extra, base_main, base_extra, ok_main, ok_extra, lm: gl.con
 def _find_work(
     seq_lens, req_pool_indices, batch, target,
     BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
-    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr, SHORT_KEYS: gl.constexpr, SHORT_MIN: gl.constexpr,
+    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
 ):  # fmt: skip
-    """(request, pool index, item count, length, first key, end) of this program; empty if it has no work."""
+    """(request, pool index, item count, length, first key, end) of this program's work, if any."""
     work = gl.program_id(0)
     lanes = gl.arange(0, BATCH_LANES, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     b, pool_index, first, count, length, chunk = locate_work(
         lanes, work, seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     lo = (work - first) * chunk
     return b, pool_index, count, length, lo, gl.minimum(length, lo + chunk)
@@ -63,7 +63,7 @@ def _produce(
     ring_main, ring_extra, full, empty,
     STAGES: gl.constexpr, CHAIN: gl.constexpr,
     BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
-    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr, SHORT_KEYS: gl.constexpr, SHORT_MIN: gl.constexpr,
+    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
 ):  # fmt: skip
     """Producer partition: keys [lo, hi) tile by tile into the ring; slots are read one tile ahead."""
     WIDTH: gl.constexpr = 128 // latent.dtype.element_ty.primitive_bitwidth
@@ -72,7 +72,7 @@ def _produce(
     N: gl.constexpr = 64
     b, pool_index, _, _, lo, hi = _find_work(
         seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     if lo < hi:
         if HAS_TABLE:
@@ -114,12 +114,12 @@ def _consume(
     HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr,
     FP8: gl.constexpr, STAGES: gl.constexpr, CHAIN: gl.constexpr,
     BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
-    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr, SHORT_KEYS: gl.constexpr, SHORT_MIN: gl.constexpr,
+    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
 ):  # fmt: skip
     """Consumer partition: both products of every tile, online softmax, result of the split."""
     b, _, count, length, lo, hi = _find_work(
         seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     # Every program waits, also one without work: the end of this grid stands for the end of those before it.
     if CHAIN:
@@ -287,8 +287,6 @@ def mla_split_kernel(
     STAGES: gl.constexpr,
     GRAIN: gl.constexpr,
     MIN_KEYS: gl.constexpr,
-    SHORT_KEYS: gl.constexpr,
-    SHORT_MIN: gl.constexpr,
     EARLY_MERGE: gl.constexpr,
     CHAIN: gl.constexpr,
 ):
@@ -331,7 +329,7 @@ def mla_split_kernel(
                     stride_q_token, stride_q_head, score_scale, value_scale,
                     ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
                     HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, CHAIN,
-                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
                 ),
             ),
             (
@@ -339,7 +337,7 @@ def mla_split_kernel(
                 (
                     latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
                     ring_main, ring_extra, full, empty, STAGES, CHAIN,
-                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
                 ),
             ),
         ],

@@ -58,8 +58,6 @@ def _schedule(plan: SplitPlan, form: CallForm) -> dict[str, Any]:
         "HAS_LSE": form.has_lse,
         "GRAIN": plan.splits.grain,
         "MIN_KEYS": plan.splits.min_keys,
-        "SHORT_KEYS": plan.splits.short_keys,
-        "SHORT_MIN": plan.splits.short_min,
         "EARLY_MERGE": plan.early_merge,
     }
 
@@ -205,9 +203,8 @@ def attend(
     lse = x.lse if x.lse is not None else workspace.lse
     stride_table = context.req_to_token.stride(0) if context.req_to_token is not None else 0
     form = CallForm(context.lens_include_new, context.req_to_token is not None, x.lse is not None)
-    partial = workspace.partial(plan)
+    partial = workspace.partial_of(plan)
     split = split_launch(plan, form)
-    merge = merge_launch(plan, form)
     common = (
         x.q,
         x.k,
@@ -240,4 +237,6 @@ def attend(
             r.batch,
             plan.target,
         )
-    merge.run(partial, workspace.lse, x.out, lse, context.seq_lens, requests, v_scale, r.batch, plan.target)
+    merge_launch(plan, form).run(
+        partial, workspace.lse, x.out, lse, context.seq_lens, requests, v_scale, r.batch, plan.target
+    )

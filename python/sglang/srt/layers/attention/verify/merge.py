@@ -36,8 +36,6 @@ def merge_kernel(
     HAS_LSE: tl.constexpr,
     GRAIN: tl.constexpr,
     MIN_KEYS: tl.constexpr,
-    SHORT_KEYS: tl.constexpr,
-    SHORT_MIN: tl.constexpr,
     EARLY_MERGE: tl.constexpr,
 ):
     """Grid (batch * tokens * heads, ceil(DIM / BLOCK_D)). Requests with one split are already in ``out``.
@@ -51,7 +49,7 @@ def merge_kernel(
     b = row // rows
     first, count = locate_request(
         tl.arange(0, BATCH_LANES), b, seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     # Every program must wait, also one with nothing to do: this grid's completion stands for the split's.
     if EARLY_MERGE:

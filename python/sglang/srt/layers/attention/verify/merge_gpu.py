@@ -40,8 +40,6 @@ def merge_gpu_kernel(
     HAS_LSE: gl.constexpr,
     GRAIN: gl.constexpr,
     MIN_KEYS: gl.constexpr,
-    SHORT_KEYS: gl.constexpr,
-    SHORT_MIN: gl.constexpr,
     EARLY_MERGE: gl.constexpr,
 ):
     """Grid (batch * tokens * heads, ceil(DIM / BLOCK_D)); see ``merge.merge_kernel``.
@@ -63,7 +61,7 @@ def merge_gpu_kernel(
     b = row // ROWS
     first, count = locate_request(
         gl.arange(0, BATCH_LANES, layout=L1), b, seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     # Every program must wait, also one with nothing to do: this grid's completion stands for the split's.
     if EARLY_MERGE:

@@ -110,7 +110,7 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     capacity = max(1, device.sm_count * splits.per_sm // (row_blocks * request.kv_heads))
     # Rounding adds up to one item a request; leave room for it so that one wave stays one wave.
     target = max(capacity - (request.batch - 1), -(-capacity // 2), 1)
-    most_a_request = -(-max_context // min(splits.min_keys, splits.short_min))
+    most_a_request = -(-max_context // splits.min_keys)
     items = min(target + request.batch - 1, request.batch * most_a_request)
     use, why = prefer(request, family, device.sm_count)
     reason = (
@@ -126,8 +126,8 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         items,
         row_blocks,
         partial_dtype(request, tile),
-        device.capability >= (9, 0),
-        tile.kernel == "hopper",
-        use,
-        reason,
+        early_merge=device.capability >= (9, 0),
+        early_split=tile.kernel == "hopper",
+        use=use,
+        reason=reason,
     )

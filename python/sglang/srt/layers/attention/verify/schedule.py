@@ -1,10 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 """Which keys does a program read? Computed on the device from the lengths, so a captured graph adapts.
 
-The grid of the split kernel is a fixed list of work items. The lengths of the whole batch decide one chunk
-size (keys a split): as small as fills the device in one wave, never below a measured minimum. Request b then
-takes ceil(L_b / chunk) consecutive items and the rest of the grid exits at once. Long requests get more splits
-than short ones, and a batch whose lengths change by 100x between replays keeps its balance.
+The grid of the split kernel is a fixed list of work items. The lengths of the whole batch decide one bound on
+a split's keys: as small as fills the device in one wave, never below a measured minimum. Each request then takes
+as many consecutive items as that bound asks for, evened out, and the rest of the grid has nothing to do. Long
+requests get more splits than short ones, and a batch whose lengths change by 100x between replays keeps its
+balance.
 
 Items in use never exceed ``target`` plus one a request: the plan sizes grid and workspace by that.
 
@@ -19,23 +20,20 @@ import triton.language as tl
 
 
 @triton.jit
-def chunk_keys(
-    total,
-    target,
-    GRAIN: tl.constexpr,
-    MIN_KEYS: tl.constexpr,
-    SHORT_KEYS: tl.constexpr,
-    SHORT_MIN: tl.constexpr,
-):
-    """Keys a split when the batch holds ``total`` keys: a multiple of GRAIN.
-
-    Batches of at most SHORT_KEYS keys use SHORT_MIN as the smallest chunk: there latency rules, and half a
-    tile arrives sooner than a whole one.
-    """
+def chunk_keys(total, target, GRAIN: tl.constexpr, MIN_KEYS: tl.constexpr):
+    """Most keys a split may hold when the batch holds ``total`` keys: a multiple of GRAIN."""
     fair = (total + target - 1) // target
-    fair = (fair + GRAIN - 1) // GRAIN * GRAIN
-    least = tl.where(total <= SHORT_KEYS, SHORT_MIN, MIN_KEYS)
-    return tl.maximum(fair, least)
+    return tl.maximum((fair + GRAIN - 1) // GRAIN * GRAIN, MIN_KEYS)
+
+
+@triton.jit
+def even_chunk(length, most, GRAIN: tl.constexpr):
+    """Keys a split of a request, at most ``most``, so that its splits are as even as GRAIN allows.
+
+    Without it a request of ``most`` + 1 keys has one full split and one of a single key.
+    """
+    count = tl.maximum((length + most - 1) // most, 1)
+    return tl.maximum(((length + count - 1) // count + GRAIN - 1) // GRAIN * GRAIN, GRAIN)
 
 
 @triton.jit
@@ -71,8 +69,6 @@ def locate_work(
     HAS_TABLE: tl.constexpr,
     GRAIN: tl.constexpr,
     MIN_KEYS: tl.constexpr,
-    SHORT_KEYS: tl.constexpr,
-    SHORT_MIN: tl.constexpr,
 ):
     """(request, its pool index, first item, item count, length, keys a split) of work item ``work``.
 
@@ -91,18 +87,19 @@ def locate_work(
             pool_index = tl.load(req_pool_indices).to(tl.int32)
             length = tl.where(pool_index < 0, 0, length)
         length = tl.maximum(length, 0)
-        chunk = chunk_keys(length, target, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN)
+        chunk = chunk_keys(length, target, GRAIN, MIN_KEYS)
         count = (length + chunk - 1) // chunk
     else:
         lengths = request_length(
             seq_lens, req_pool_indices, lanes, lanes < batch, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE
         )
-        chunk = chunk_keys(tl.sum(lengths, 0), target, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN)
-        counts = (lengths + chunk - 1) // chunk
+        chunks = even_chunk(lengths, chunk_keys(tl.sum(lengths, 0), target, GRAIN, MIN_KEYS), GRAIN)
+        counts = (lengths + chunks - 1) // chunks
         request = tl.sum((tl.cumsum(counts, 0) <= work).to(tl.int32), 0)
         here = lanes == request
         first = tl.sum(tl.where(lanes < request, counts, 0), 0)
         count = tl.sum(tl.where(here, counts, 0), 0)
+        chunk = tl.sum(tl.where(here, chunks, 0), 0)
         length = tl.sum(tl.where(here, lengths, 0), 0)
         pool_index = 0
         if HAS_TABLE:
@@ -125,21 +122,19 @@ def locate_request(
     HAS_TABLE: tl.constexpr,
     GRAIN: tl.constexpr,
     MIN_KEYS: tl.constexpr,
-    SHORT_KEYS: tl.constexpr,
-    SHORT_MIN: tl.constexpr,
 ):
     """(first item, item count) of ``request``, by the same arithmetic as ``locate_work``."""
     if BATCH_LANES == 1:
         _, _, first, count, _, _ = locate_work(
             lanes, 0, seq_lens, req_pool_indices, batch, target,
-            BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+            BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
         )  # fmt: skip
     else:
         lengths = request_length(
             seq_lens, req_pool_indices, lanes, lanes < batch, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE
         )
-        chunk = chunk_keys(tl.sum(lengths, 0), target, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN)
-        counts = (lengths + chunk - 1) // chunk
+        chunks = even_chunk(lengths, chunk_keys(tl.sum(lengths, 0), target, GRAIN, MIN_KEYS), GRAIN)
+        counts = (lengths + chunks - 1) // chunks
         first = tl.sum(tl.where(lanes < request, counts, 0), 0)
         count = tl.sum(tl.where(lanes == request, counts, 0), 0)
     return first, count

@@ -60,8 +60,6 @@ def split_kernel(
     HAS_LSE: tl.constexpr,
     GRAIN: tl.constexpr,
     MIN_KEYS: tl.constexpr,
-    SHORT_KEYS: tl.constexpr,
-    SHORT_MIN: tl.constexpr,
     EARLY_MERGE: tl.constexpr,
 ):
     """Grid (work items, row blocks x key heads). See ``KVContext`` for lengths, addressing and masks.
@@ -77,7 +75,7 @@ def split_kernel(
     lanes = tl.arange(0, BATCH_LANES)
     b, pool_index, first, count, length, chunk = locate_work(
         lanes, work, seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS, SHORT_KEYS, SHORT_MIN,
+        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     lo = (work - first) * chunk
     hi = tl.minimum(length, lo + chunk)

@@ -33,8 +33,6 @@ class Splits:
 
     grain: int
     min_keys: int
-    short_keys: int
-    short_min: int
     per_sm: int
 
 
@@ -72,10 +70,10 @@ def _hopper_tile(rows: int, kv_bytes: int) -> Tile:
     """Four consumer warps up to 32 rows; 64 rows need eight for their accumulators."""
     block_r = _row_block(rows, 64)
     if kv_bytes == 1:
-        return Tile("hopper", 64, block_r, 4 if block_r == 16 else 8, 3 if block_r <= 32 else 2)
+        return Tile("hopper", 64, block_r, 4 if block_r <= 32 else 8, 2)
     if block_r == 64:
         return Tile("hopper", 64, block_r, 8, 2)
-    return Tile("hopper", 64, block_r, 4, 2, 128 if block_r == 16 else 160)
+    return Tile("hopper", 64, block_r, 4, 2, 128 if block_r == 16 else 168)
 
 
 def choose_tile(family: str, kind: str, rows: int, dim: int, kv_bytes: int, plain_mask: bool) -> Tile:
@@ -100,26 +98,28 @@ def choose_tile(family: str, kind: str, rows: int, dim: int, kv_bytes: int, plai
 
 
 def choose_splits(family: str, kind: str) -> Splits:
-    """How finely to cut the keys."""
+    """How finely to cut the keys. One tile a split was best or equal from 1k to 4k keys; beyond, one wave."""
     if family == "interpreter":
-        return Splits(grain=16, min_keys=32, short_keys=64, short_min=16, per_sm=1)
-    if kind == "mla":
-        return Splits(grain=16, min_keys=64, short_keys=2048, short_min=32, per_sm=1)
-    return Splits(grain=16, min_keys=128, short_keys=2048, short_min=64, per_sm=2)
+        return Splits(grain=16, min_keys=16, per_sm=1)
+    return Splits(grain=16, min_keys=64, per_sm=1 if kind == "mla" else 2)
 
 
 def choose_merge(family: str, items: int, rows: int, dim: int) -> Merge:
     """Merge tile for ``rows`` output rows of ``dim`` dims when a request may have up to ``items`` splits.
 
-    Few rows want many small programs, many rows few large ones; shared memory stays near 32 KiB.
+    Few rows want many programs of one warp (no barrier in them, nothing to wait for), many rows fewer, larger
+    ones. Shared memory stays near 16 and 32 KiB.
     """
     if family == "interpreter":
         return Merge(8, 1, 512, 1)
-    block_d = 64
-    while block_d < min(dim, 512) and rows * (dim // block_d) > 512:
-        block_d *= 2
-    block_s = max(4, 2048 // block_d)
+    if rows <= 64:
+        block_s, block_d, warps = 32, 32, 1
+    else:
+        block_d = 64
+        while block_d < min(dim, 512) and rows * (dim // block_d) > 768:
+            block_d *= 2
+        block_s, warps = max(4, 2048 // block_d), 4
     rounds = 1
     while rounds * block_s < items and rounds < 8:
         rounds *= 2
-    return Merge(block_s, rounds, block_d, 4)
+    return Merge(block_s, rounds, block_d, warps)

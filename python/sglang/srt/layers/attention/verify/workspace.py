@@ -13,7 +13,7 @@ class VerifyWorkspace:
 
     Size it for the largest plan of the process (``for_plans``). One workspace serves calls that run one after
     the other on one stream: all layers of a model share it. Graphs that may run concurrently need their own.
-    Its contents carry nothing from one call to the next.
+    Its contents carry nothing from one call to the next. ``bytes`` is raw: plans differ in element type.
     """
 
     def __init__(self, partial_bytes: int, lse_elements: int, device: torch.device | str) -> None:
@@ -34,7 +34,7 @@ class VerifyWorkspace:
         sizes = [cls.needs(p) for p in plans]
         return cls(max((s[0] for s in sizes), default=1), max((s[1] for s in sizes), default=1), device)
 
-    def partial(self, plan: SplitPlan) -> torch.Tensor:
+    def partial_of(self, plan: SplitPlan) -> torch.Tensor:
         """The partial outputs in the element type of ``plan``."""
         return self.bytes.view(plan.partial_dtype)
 

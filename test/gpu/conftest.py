@@ -1,0 +1,6 @@
+"""Device tests use the cases and checks of ``test/kernels``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))

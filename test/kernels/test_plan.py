@@ -1,0 +1,185 @@
+"""Admission, plan, workspace and the refusals that happen before anything is launched. No kernel runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged import Batch, Case
+from sglang.srt.layers.attention.verify.admission import AttentionRequest, admit
+from sglang.srt.layers.attention.verify.context import KVContext
+from sglang.srt.layers.attention.verify.plan import DeviceTraits, make_plan
+from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
+
+H200, B200, RTX = DeviceTraits((9, 0), 132), DeviceTraits((10, 0), 148), DeviceTraits((12, 0), 188)
+MLA = AttentionRequest("mla", 1, 3, 8, 1, 576, 512, torch.bfloat16, torch.bfloat16, (9, 0))
+GQA = AttentionRequest("gqa", 1, 3, 32, 8, 128, 128, torch.bfloat16, torch.bfloat16, (9, 0))
+
+REFUSED: tuple[tuple[str, AttentionRequest, str], ...] = (
+    ("nine tokens", replace(MLA, tokens=9), "9 query tokens"),
+    ("ragged", replace(MLA, ragged=True), "differ between requests"),
+    ("not causal", replace(MLA, causal=False), "not causal"),
+    ("window", replace(GQA, sliding_window=128), "sliding window"),
+    ("sinks", replace(GQA, sinks=True), "sinks"),
+    ("score mod", replace(GQA, score_mod=True), "score modifier"),
+    ("temperature", replace(GQA, temperature_len=8192), "temperature"),
+    ("e5m2", replace(MLA, kv_dtype=torch.float8_e5m2), "KV dtype"),
+    ("mixed", replace(MLA, kv_dtype=torch.float16), "differs from query dtype"),
+    ("heads", replace(GQA, q_heads=30), "30 query heads over 8"),
+    ("ampere", replace(MLA, capability=(8, 0)), "needs 9.0"),
+    ("two latent heads", replace(MLA, kv_heads=2), "2 latent heads"),
+    ("small latent", replace(MLA, qk_dim=288, v_dim=256), "needs 576/512"),
+    ("mla cap", replace(MLA, logit_cap=30.0), "logit cap"),
+    ("b1 576 over 512 as gqa", replace(MLA, kind="gqa"), "key dim 576 differs"),
+    ("head size", replace(GQA, qk_dim=80, v_dim=80), "head size 80"),
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"), [(r, why) for _, r, why in REFUSED], ids=[n for n, _, _ in REFUSED]
+)
+def test_refusals_name_their_reason(request_: AttentionRequest, reason: str) -> None:
+    answer = admit(request_)
+    assert not answer.ok and reason in answer.reason
+
+
+@pytest.mark.parametrize(
+    "request_", [MLA, GQA, replace(MLA, kv_dtype=torch.float8_e4m3fn), replace(MLA, mask="qlen")]
+)
+def test_admitted(request_: AttentionRequest) -> None:
+    assert admit(request_).ok
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    batch=st.integers(1, 256),
+    tokens=st.integers(1, 8),
+    heads=st.sampled_from([8, 16, 64, 128]),
+    device=st.sampled_from([H200, B200, RTX]),
+    context=st.integers(1, 262_144),
+)
+def test_plans_are_bounded(batch: int, tokens: int, heads: int, device: DeviceTraits, context: int) -> None:
+    """One program at least a request, rows covered, and scratch far below the cache it serves."""
+    request = replace(MLA, batch=batch, tokens=tokens, q_heads=heads, capability=device.capability)
+    plan = make_plan(request, device, context)
+    assert plan.items >= batch
+    assert plan.row_blocks * plan.tile.block_r >= request.rows
+    assert plan.items <= max(2 * device.sm_count, batch + device.sm_count)
+    partial, _ = VerifyWorkspace.needs(plan)
+    assert partial <= 2**30
+    assert str(device.sm_count) in plan.reason
+
+
+def test_policy_is_apart_from_admission() -> None:
+    """What is right but unmeasured is admitted and not preferred: decode on sm_120; verify is."""
+    decode = replace(MLA, tokens=1, capability=(12, 0))
+    assert admit(decode).ok
+    assert not make_plan(decode, RTX, 4096).use
+    assert "not measured" in make_plan(decode, RTX, 4096).reason
+    assert make_plan(replace(MLA, capability=(12, 0)), RTX, 4096).use
+    assert make_plan(replace(MLA, tokens=1), H200, 4096).use
+
+
+def test_unknown_architecture_gets_the_generic_tile() -> None:
+    plan = make_plan(replace(MLA, capability=(13, 0)), DeviceTraits((13, 0), 160), 4096)
+    assert plan.reason.startswith("generic triton")
+
+
+Break = Callable[[dict[str, Any]], None]
+
+
+def _set(name: str, make: Callable[[dict[str, Any]], Any]) -> Break:
+    def apply(call: dict[str, Any]) -> None:
+        call[name] = make(call)
+
+    return apply
+
+
+BROKEN: tuple[tuple[str, Break, str], ...] = (
+    ("a10 q rows", _set("q", lambda c: c["q"][:-1]), "q is"),
+    ("q heads", _set("q", lambda c: c["q"][:, :4]), "q is"),
+    ("q dtype", _set("q", lambda c: c["q"].half()), "q is torch.float16"),
+    ("latent width", _set("latent", lambda c: c["latent"][..., :512]), "k pool is"),
+    ("latent dtype", _set("latent", lambda c: c["latent"].half()), "k pool is torch.float16"),
+    ("out rows", _set("out", lambda c: c["out"][:-1]), "out is"),
+    ("out strided", _set("out", lambda c: c["out"].repeat(1, 1, 2)[..., ::2]), "contiguous"),
+    ("lse shape", _set("lse", lambda c: torch.zeros(1)), "lse is"),
+    (
+        "lens short",
+        _set("context", lambda c: replace(c["context"], seq_lens=torch.zeros(1))),
+        "seq_lens has 1",
+    ),
+    (
+        "no pool indices",
+        _set("context", lambda c: replace(c["context"], req_pool_indices=None)),
+        "req_pool_indices",
+    ),
+    (
+        "two addressings",
+        _set("context", lambda c: replace(c["context"], kv_indices=torch.zeros(4))),
+        "exactly one",
+    ),
+    (
+        "mask not planned",
+        _set("context", lambda c: replace(c["context"], tree_mask=torch.ones(64, dtype=torch.bool))),
+        "mask layout",
+    ),
+    (
+        "mask indptr alone",
+        _set("context", lambda c: replace(c["context"], mask_indptr=torch.zeros(3))),
+        "without",
+    ),
+    ("workspace", _set("workspace", lambda c: VerifyWorkspace(1, 1, "cpu")), "workspace holds"),
+)
+
+
+@pytest.mark.parametrize(("apply", "message"), [(b, m) for _, b, m in BROKEN], ids=[n for n, _, _ in BROKEN])
+def test_mismatches_raise_before_anything_is_launched(
+    apply: Break, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.layers.attention.verify import launch, mla
+
+    def launched(*args: object, **kwargs: object) -> None:
+        raise AssertionError("launched")
+
+    monkeypatch.setattr(launch, "attend_plain", launched)
+    monkeypatch.setattr(launch.Launch, "run", launched)
+    batch = Batch(Case("broken", lengths=(5, 9)))
+    plan = batch.plan()
+    call: dict[str, Any] = {
+        "q": batch.q,
+        "latent": batch.k_pool,
+        "out": torch.empty(6, 8, 512),
+        "context": batch.context(),
+        "plan": plan,
+        "workspace": batch.workspace(plan),
+        "sm_scale": 1.0,
+        "lse": None,
+    }
+    apply(call)
+    with pytest.raises(ValueError, match=message):
+        mla.mla_attention(**call)
+
+
+def test_contexts_without_addressing_are_refused() -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        KVContext(torch.zeros(1), lens_include_new=True).check(1, 1)
+
+
+def test_plain_path_on_a_cpu_matches_the_oracle() -> None:
+    """Without Triton's interpreter the entry points still compute, slowly."""
+    import checks
+
+    for case in (
+        Case("plain", lengths=(3, 65, 0)),
+        Case("plain-gqa", kind="gqa", heads=8, kv_heads=2, dim=64, lengths=(65, 3), logit_cap=3.0),
+        Case("plain-tree", mask="qlen", tokens=4, lengths=(65, 4)),
+        Case("plain-full", mask="full", tokens=4, lengths=(65, 4)),
+        Case("plain-include", include_new=True, lengths=(1, 2, 70)),
+    ):
+        checks.matches_oracle(case, "cpu")
