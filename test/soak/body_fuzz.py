@@ -28,7 +28,31 @@ from differential.servers import Asked, eagle_server, plain_server
 PATHS = ("/generate", "/v1/chat/completions", "/v1/completions")
 # Not drawn: what fetches other hosts, what belongs to other modes of the server, and what makes answers long.
 LEFT_OUT = frozenset(
-    ["image_data", "video_data", "audio_data", "image_max_dynamic_patch", "video_max_dynamic_patch", "lora_path", "bootstrap_host", "bootstrap_port", "bootstrap_room", "session_params", "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "rid", "stream", "stream_options", "http_worker_ipc", "priority", "batch", "best_of", "n", "use_audio_in_video", "mm_hashes"]
+    [
+        "image_data",
+        "video_data",
+        "audio_data",
+        "image_max_dynamic_patch",
+        "video_max_dynamic_patch",
+        "lora_path",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "session_params",
+        "data_parallel_rank",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        "rid",
+        "stream",
+        "stream_options",
+        "http_worker_ipc",
+        "priority",
+        "batch",
+        "best_of",
+        "n",
+        "use_audio_in_video",
+        "mm_hashes",
+    ]
 )
 SAMPLING = {
     "temperature": [0, 0.5, 2, -1, "hot", None, 1e9],
