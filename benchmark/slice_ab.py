@@ -64,16 +64,15 @@ def specifications(names: Sequence[str], accept_length: float) -> list[EngineSpe
     return found
 
 
-def cases(contexts: Sequence[int], engines: Sequence[str], tokens: int, upstream_limit: int) -> list[Case]:
-    """What is measured at each context; upstream's engines up to ``upstream_limit`` only."""
+def cases(contexts: Sequence[int], engines: Sequence[str], tokens: int, left_out: str) -> list[Case]:
+    """What is measured at each context. ``left_out`` names ``ENGINE@CONTEXT`` pairs to skip, for a short lease."""
+    skip = {tuple(pair.split("@")) for pair in left_out.split(",") if pair}
     found = []
     for context in contexts:
         counts = {}
         for name in engines:
             slow = name.startswith("upstream-eagle3") and context > SLOW_CONTEXT
-            if (slow and context > 2 * SLOW_CONTEXT) or (
-                name.startswith("upstream") and context > upstream_limit
-            ):
+            if (slow and context > 2 * SLOW_CONTEXT) or (name, str(context)) in skip:
                 continue
             counts[name] = SLOW_TOKENS if slow else tokens
         found.append(Case(context, counts))
@@ -125,10 +124,13 @@ def with_state(fleet: Fleet, rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def profiles(fleet: Fleet, context: int, tokens: int, folder: Path) -> list[dict[str, Any]]:
-    """A profile of every engine at one context."""
+def profiles(
+    fleet: Fleet, engines: Sequence[str], context: int, tokens: int, folder: Path
+) -> list[dict[str, Any]]:
+    """A profile of each of ``engines`` at one context."""
     found = []
-    for name, engine in fleet.engines.items():
+    for name in engines:
+        engine = fleet.engines[name]
         graphs = 3 if engine.spec.steps else 1
         try:
             trace = engine.profile(context, tokens, folder / name)
@@ -193,10 +195,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=True,
         help="noise in place of the router's logits, so that a verify reads the experts of three tokens",
     )
-    parser.add_argument(
-        "--upstream-limit", type=int, default=1 << 20, help="longest context at which upstream is measured"
-    )
+    parser.add_argument("--leave-out", default="", metavar="ENGINE@CONTEXT,...", help="cases to skip")
     parser.add_argument("--profile-context", type=int, default=1024, help="0: no profile")
+    parser.add_argument("--profile-engines", default="", help="default: all")
     parser.add_argument("--profile-tokens", type=int, default=64)
     parser.add_argument("--machine", default="h200")
     parser.add_argument("--device", default="cuda")
@@ -213,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     names = [name.strip() for name in args.engines.split(",")]
     shape = rank_slice(NAMED["kimi-k2.5"], 8, args.layers, args.experts)
-    plan = cases(args.contexts, names, args.tokens, args.upstream_limit)
+    plan = cases(args.contexts, names, args.tokens, args.leave_out)
     options = SliceOptions(
         device=args.device,
         backend=args.backend,
@@ -241,9 +242,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for case in plan:
                     rows += measure(fleet, case, args.rounds, deadline, args.machine)
                     save(results.environments, rows, args.out)
-            if args.profile_context:
-                cycles = profiles(fleet, args.profile_context, args.profile_tokens, folder / "traces")
             rows = with_state(fleet, rows)
+            save(results.environments, rows, args.out)
+            if args.profile_context:
+                chosen = [name for name in args.profile_engines.split(",") if name] or list(fleet.engines)
+                cycles = profiles(fleet, chosen, args.profile_context, args.profile_tokens, folder / "traces")
             failures = dict(fleet.failures)
     named = {spec.name: spec for spec in specifications(names, args.accept_length)}
     rows += [profile_row(entry, named[entry["engine"]], shape, args.machine) for entry in cycles]

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--count",
         type=int,
-        default=24,
+        default=35,
         help="prompts compared token by token, every kind of the file in turn",
     )
     add("--show", type=int, default=5, help="of these, prompts whose answers are streamed to the screen")
@@ -141,6 +141,8 @@ def save(path: Path, args: argparse.Namespace, figures: dict[str, Any], started:
     }
     counters = {f"kept_{right + 1}": count for right, count in enumerate(figures["histogram"])}
     counters |= {name: figures[name] for name in ("prompts", "tokens", "differing")}
+    # Milliseconds of a machine that others use are larger; this tells a reader how many waited for a CPU.
+    counters["load_average_5m"] = round(os.getloadavg()[1], 1)
     case = {
         "model": Path(args.model_path).name,
         "draft_tokens": args.steps + 1,

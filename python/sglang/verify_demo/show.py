@@ -41,13 +41,18 @@ def wait_healthy(console: Console, server: Server, client: Client, name: str, ti
                 raise ServerError(
                     f"{name} was not healthy after {timeout:.0f} s (--timeout); the end of {server.log}:\n{server.tail(20)}"
                 )
-            line = server.tail(1).strip()[: max(20, console.width - len(name) - 24)]
+            line = _last_news(server.tail(8))[: max(20, console.width - len(name) - 24)]
             progress.update(task, description=f"{name}: {escape(line) or 'starting'}")
             if not console.is_terminal and waited - told >= 15:
                 told = waited
                 console.print(f"  {name}: waiting for health, {waited:.0f} s", highlight=False)
             time.sleep(0.3)
     return time.monotonic() - start
+
+
+def _last_news(log: str) -> str:
+    """The last line of a log that is not about the demo's own health checks."""
+    return next((line.strip() for line in reversed(log.splitlines()) if "/health" not in line), "")
 
 
 def bar(console: Console) -> Progress:

@@ -46,6 +46,24 @@ def _parents(parent_list: Tensor, selected_index: Tensor, topk: int) -> Tensor:
     return parent
 
 
+def _grow(parent: Tensor, next_token: Tensor, next_sibling: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill the links of trees given by each node's parent; return depths [bs, T] and what each node sees."""
+    bs, width = parent.shape
+    level = torch.zeros(bs, width, dtype=torch.int64)
+    visible = torch.eye(width, dtype=torch.bool).repeat(bs, 1, 1)
+    request = torch.arange(bs)
+    for node in range(1, width):
+        above = parent[:, node]
+        level[:, node] = level[request, above] + 1
+        visible[:, node] |= visible[request, above]
+    # From the last node down, so that the first child of a node ends up being its smallest.
+    for node in range(width - 1, 0, -1):
+        above = parent[:, node]
+        next_sibling[:, node] = next_token[request, above]
+        next_token[request, above] = node
+    return level, visible
+
+
 def build_tree_kernel_efficient_cpu(
     parent_list: Tensor,
     selected_index: Tensor,
@@ -88,19 +106,14 @@ def build_tree_kernel_efficient_cpu(
         )
     bs = verified_seq_len.numel()
     width = draft_token_num
-    parent = _parents(parent_list, selected_index, topk)
-    level = torch.zeros(bs, width, dtype=torch.int64)
-    visible = torch.eye(width, dtype=torch.bool).repeat(bs, 1, 1)
-    request = torch.arange(bs)
-    for node in range(1, width):
-        above = parent[:, node]
-        level[:, node] = level[request, above] + 1
-        visible[:, node] |= visible[request, above]
-    # From the last node down, so that the first child of a node ends up being its smallest.
-    for node in range(width - 1, 0, -1):
-        above = parent[:, node]
-        retrive_next_sibling[:, node] = retrive_next_token[request, above]
-        retrive_next_token[request, above] = node
+    if topk == 1:
+        # One candidate an expansion: node i grew from node i - 1, whatever the scores.
+        level = torch.arange(width).expand(bs, width)
+        visible = torch.ones(width, width, dtype=torch.bool).tril_().expand(bs, width, width)
+        retrive_next_token[:, :-1] = torch.arange(1, width)
+    else:
+        parent = _parents(parent_list, selected_index, topk)
+        level, visible = _grow(parent, retrive_next_token, retrive_next_sibling)
     retrive_index.copy_(torch.arange(bs * width).view(bs, width))
     positions.copy_((verified_seq_len.to(torch.int64).unsqueeze(1) + level).flatten())
 
@@ -110,7 +123,7 @@ def build_tree_kernel_efficient_cpu(
                 f"build_tree_kernel_efficient_cpu: mask of {tree_mask.numel()} cells, "
                 f"{bs} requests of {width} nodes need {bs * width * width}"
             )
-        tree_mask.view(-1)[: bs * width * width] = visible.flatten()
+        tree_mask.view(-1)[: bs * width * width] = visible.reshape(-1)
         return
     needed = width * (int(verified_seq_len.sum()) + width * bs)
     if tree_mask.numel() < needed:
@@ -158,7 +171,8 @@ def verify_tree_greedy_cpu(
         strict=True,
     )
     # Plain lists: a few integers a request, for which one tensor operation costs more than the whole walk.
-    for request, (token, global_number, child, sibling) in enumerate(rows):
+    walked: list[list[int]] = []
+    for token, global_number, child, sibling in rows:
         accepted = [global_number[0]]
         node = 0
         while len(accepted) < slots:
@@ -168,7 +182,10 @@ def verify_tree_greedy_cpu(
             if node == -1:
                 break
             accepted.append(global_number[node])
-        accept_index[request, : len(accepted)] = torch.tensor(accepted, dtype=accept_index.dtype)
-        accept_token_num[request] = len(accepted) - 1
-        index = torch.tensor(accepted)
-        predicts[index] = target_predict.view(-1)[index].to(predicts.dtype)
+        walked.append(accepted)
+    if not walked:
+        return
+    accept_index.copy_(torch.tensor([path + [-1] * (slots - len(path)) for path in walked]))
+    accept_token_num.copy_(torch.tensor([len(path) - 1 for path in walked]))
+    index = torch.tensor([node for path in walked for node in path])
+    predicts[index] = target_predict.reshape(-1)[index].to(predicts.dtype)
