@@ -29,6 +29,8 @@ def machine(root: Path, *nodes: str) -> Path:
         (("dev/nvidiactl",), {"CUDA_VISIBLE_DEVICES": "-1"}, "", False, "hides every GPU"),
         (("dev/nvidiactl",), {"CUDA_VISIBLE_DEVICES": "0"}, "", True, "NVIDIA driver"),
         (("dev/nvidiactl", "dev/kfd"), {"CUDA_VISIBLE_DEVICES": ""}, "", True, "ROCm"),
+        (("dev/nvidiactl",), {}, "cpu", False, "torch +cpu"),
+        (("dev/nvidiactl",), {}, "cu130", True, "NVIDIA driver"),
         (("dev/dxg",), {}, "", True, "Windows"),
         (("dev/davinci_manager",), {}, "", True, "Ascend"),
         (("dev/dri/renderD128",), {}, "cu130", False, "no accelerator"),

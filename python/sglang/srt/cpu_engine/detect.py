@@ -30,6 +30,7 @@ NODES = {
     "dev/kfd": "ROCm driver",
     "dev/davinci_manager": "Ascend driver",
     "dev/accel/accel0": "accelerator driver",
+    "dev/accel0": "accelerator driver",
     "dev/mtgpu.0": "MUSA driver",
 }
 
@@ -58,12 +59,14 @@ def find_accelerator(
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     hidden = visible is not None and visible.strip() in ("", "-1")
+    build = _torch_build() if torch_build is None else torch_build
+    if build == "cpu":
+        return Finding(False, "torch +cpu can use no accelerator")
     for node, name in NODES.items():
         if (root / node).exists():
             if hidden and name == "NVIDIA driver":
                 continue
             return Finding(True, f"{name} (/{node})")
-    build = _torch_build() if torch_build is None else torch_build
     # Integrated graphics have a render node on any desktop; it counts only if this torch could use it.
     if build.startswith("xpu") and (root / "dev/dri").exists():
         return Finding(True, f"torch +{build} and /dev/dri")
