@@ -194,7 +194,7 @@ def flashinfer_call(setup: Setup) -> tuple[Call, str]:
 
 def graph_of(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """Capture ``body`` after one run of it outside."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         body()
@@ -264,7 +264,7 @@ def copy_bandwidth() -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
-    return 2 * source.numel() / sorted(times)[6] / 1e6
+    return float(2 * source.numel() / sorted(times)[6] / 1e6)
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
