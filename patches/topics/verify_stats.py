@@ -2,6 +2,11 @@ from patches.engine import Around, Call, ReplaceArgument, Topic
 
 HOOKS = "sglang.srt.speculative.stats.hooks"
 WORKER = "sglang/srt/speculative/eagle_worker_v2.py"
+GRAPH_RUNNERS = (
+    ("model_executor/runner/decode_cuda_graph_runner.py", "DecodeCudaGraphRunner"),
+    ("speculative/eagle_draft_cuda_graph_runner.py", "EAGLEDraftCudaGraphRunner"),
+    ("speculative/eagle_draft_extend_cuda_graph_runner.py", "EAGLEDraftExtendCudaGraphRunner"),
+)
 RESULTS = "sglang/srt/managers/scheduler_components/batch_result_processor.py"
 
 TOPIC = Topic(
@@ -16,8 +21,9 @@ TOPIC = Topic(
         "upstream reports device times of every phase of a speculative cycle, accept lengths of kept tokens "
         "and a break-even"
     ),
+    detect="with the topic off, the server's state holds device times of draft, verify, accept, draft extend",
     overlay=("sglang/srt/speculative/stats/", "sglang/bench_verify/"),
-    stacks_on=("run-sampling", "run-processors", "run-penalties", "run-nonfinite"),
+    stacks_on=("verify-attention", "run-sampling", "run-processors", "run-penalties", "run-nonfinite"),
     edits=(
         Around(file=WORKER, scope="EAGLEWorkerV2.forward_batch_generation", hook=f"{HOOKS}:cycle"),
         Around(file=WORKER, scope="EAGLEWorkerV2.verify", hook=f"{HOOKS}:verify"),
@@ -52,6 +58,11 @@ TOPIC = Topic(
             file="sglang/srt/managers/tokenizer_manager.py",
             scope="TokenizerManager._calculate_spec_decoding_metrics",
             hook=f"{HOOKS}:meta_info",
+        ),
+        *(
+            Around(file=f"sglang/srt/{file}", scope=f"{runner}.{method}", hook=f"{HOOKS}:{hook}")
+            for file, runner in GRAPH_RUNNERS
+            for method, hook in (("can_run_graph", "may_replay"), ("execute", "replayed"))
         ),
         ReplaceArgument(
             file="sglang/srt/entrypoints/openai/serving_chat.py",

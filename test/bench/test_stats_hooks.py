@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.fork import fallbacks
 from sglang.srt.speculative.stats import collector as collectors
-from sglang.srt.speculative.stats import export, hooks, metrics
+from sglang.srt.speculative.stats import export, graphs, hooks, metrics, paths
 from sglang.srt.speculative.stats.accept import histogram_faults
 
 SPEC = SimpleNamespace(is_none=lambda: False)
@@ -211,3 +212,93 @@ def test_the_snapshot_is_plain_data() -> None:
     import json
 
     json.dumps(export.snapshot(collectors.collector(), SimpleNamespace()))
+
+
+class Mode:
+    """A capture mode."""
+
+    def __init__(self, verify: bool) -> None:
+        self._verify = verify
+
+    def is_target_verify(self) -> bool:
+        """Whether a verify is captured."""
+        return self._verify
+
+
+class DecodeCudaGraphRunner:
+    """A runner that captured up to 4 requests of 3 tokens."""
+
+    capture_forward_mode = Mode(True)
+    captured_req_width, max_bs, disable_padding = 3, 4, False
+
+
+class EAGLEDraftExtendCudaGraphRunner(DecodeCudaGraphRunner):
+    """The draft extend's."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "remedy"),
+    [
+        ({"batch_size": 5}, "the batch is above the largest captured one", "--cuda-graph-max-bs"),
+        (
+            {"batch_size": 1, "spec_info": SimpleNamespace(num_tokens_per_req=2)},
+            "tokens a request differ",
+            "captured 3",
+        ),
+        ({"batch_size": 1, "replace_embeds": object()}, "embeddings", ""),
+        ({"batch_size": 3}, "needs what the graph does not hold", "batch 3"),
+    ],
+)
+def test_a_batch_off_its_graph_is_counted_with_its_reason(
+    changes: dict[str, Any], reason: str, remedy: str
+) -> None:
+    """sglang#33483: passing the largest captured batch must be said, counted and exported."""
+    batch = SimpleNamespace(**{"replace_embeds": None, "spec_info": None, **changes})
+    log = collectors.collector().graphs
+    fallbacks.reset()
+    log.begin()
+    for _ in range(2):  # upstream asks twice
+        assert hooks.may_replay(lambda *_: False, DecodeCudaGraphRunner(), batch) is False
+    hooks.replayed(nothing, EAGLEDraftExtendCudaGraphRunner())
+    log.end(("verify", "draft_extend"))
+    assert log.eager == {"verify": 1} and log.replays == {"draft_extend": 1}
+    (found,) = fallbacks.snapshot()["cuda graph of verify"]
+    assert reason in found
+    assert remedy in graphs.why_not(DecodeCudaGraphRunner(), batch)[1]
+
+
+def test_an_exact_size_with_padding_off_names_the_list() -> None:
+    """sglang#30746."""
+    runner = DecodeCudaGraphRunner()
+    runner.disable_padding = True
+    batch = SimpleNamespace(batch_size=3, replace_embeds=None, spec_info=None)
+    assert "--cuda-graph-bs" in graphs.why_not(runner, batch)[1]
+
+
+def test_plans_and_all_reduce_are_named() -> None:
+    request = SimpleNamespace(kind="mla", batch=1, tokens=3)
+    plan = SimpleNamespace(reason="hopper 64x32, 132 items", use=True, items=132)
+    refused = SimpleNamespace(reason="q rows 1000 are above 64")
+    decisions = {
+        Frozen(request): (None, plan),
+        Frozen(SimpleNamespace(kind="gqa", batch=2, tokens=9)): (refused, None),
+    }
+    backend = SimpleNamespace(fork_verify_binding=SimpleNamespace(decisions=decisions))
+    ranks = SimpleNamespace(world_size=8, ca_comm=None, pynccl_comm=SimpleNamespace(disabled=False))
+    scheduler = SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backend)),
+        draft_worker=None,
+        tp_group=ranks,
+    )
+    plans = paths.kv_plans(scheduler)
+    assert [(entry["used"], entry["items"]) for entry in plans] == [(True, 132), (False, 0)]
+    assert "above 64" in plans[1]["reason"]
+    assert paths.all_reduce(scheduler).startswith("8 ranks: pynccl in graphs")
+    assert paths.all_reduce(SimpleNamespace()) == "none: one rank"
+
+
+class Frozen:
+    """Makes a namespace usable as a key."""
+
+    def __init__(self, inner: SimpleNamespace) -> None:
+        self.kind, self.batch, self.tokens = inner.kind, inner.batch, inner.tokens

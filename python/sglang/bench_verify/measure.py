@@ -51,6 +51,7 @@ class Server:
     bench: str = "server"
     topics_off: tuple[str, ...] = ()
     environment: int = 0
+    start: int = 1
 
 
 def describe(client: Client, record: Environment) -> int:
@@ -149,6 +150,7 @@ def row(
         variant=server.variant,
         case={
             "server": server.name,
+            "start": server.start,
             "run": run_index,
             "prompt": prompt.id,
             "kind": prompt.kind,

@@ -71,12 +71,13 @@ def slice_rows(rows: Sequence[Row]) -> Table:
 
 def five_runs(rows: Sequence[Row]) -> Table:
     """The table of the field report: one line a run."""
-    head = ["server", "run", "tokens", "s", "tok/s", "prompt tokens", "kept a verify", "note"]
+    head = ["server", "start", "run", "tokens", "s", "tok/s", "prompt tokens", "kept a verify", "note"]
     lines = []
     for row in rows:
         lines.append(
             [
                 str(row.case.get("server", row.variant)),
+                str(row.case.get("start", "")),
                 str(row.case.get("run", "")),
                 _metric(row, "completion_tokens", 0),
                 _metric(row, "seconds", 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,12 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from . import servers
 from .servers import CONTEXT
+
+sys.path.insert(0, str(servers.HERE))
+
+from poison import EveryOther, PoisonAt
 
 GENERATE, CHAT = "/generate", "/v1/chat/completions"
 VOCABULARY = 2560
@@ -125,7 +131,8 @@ def generate_case(draw: st.DrawFn, name: str) -> Case:
     """A body for /generate from independent features."""
     parameters: dict[str, Any] = {key: draw(values) for key, values in SAMPLING.items()}
     parameters["temperature"] = 0
-    if draw(st.booleans()):
+    # A request for no token takes another way without speculation, which leaves the temperature out of logprobs.
+    if draw(st.booleans()) and parameters["max_new_tokens"]:
         parameters |= {key: draw(values) for key, values in NOISE.items()}
     if draw(st.integers(0, 5)) == 0:
         parameters |= draw(GRAMMAR)
@@ -143,14 +150,19 @@ def generate_case(draw: st.DrawFn, name: str) -> Case:
             body["sampling_params"].pop("min_new_tokens", None)
     else:
         body["text"] = draw(st.sampled_from(PROMPTS))
+    short = len(body.get("input_ids", [])) in (1, 2) or body.get("text") == "a"
     if draw(st.integers(0, 2)) == 0:
         body["return_logprob"] = True
         body["top_logprobs_num"] = draw(st.sampled_from([0, 1, 3]))
-        body["logprob_start_len"] = draw(st.sampled_from([-1, 0, 2]))
+        # Beyond the prompt the request is refused, and how the refusal looks depends on its neighbours.
+        body["logprob_start_len"] = draw(st.sampled_from([0] if short else [-1, 0, 2]))
         if draw(st.booleans()):
             body["token_ids_logprob"] = [265, 20, 9]
     if draw(st.integers(0, 7)) == 0:
         body["return_hidden_states"] = True
+    if "regex" not in parameters and "json_schema" not in parameters and draw(st.integers(0, 7)) == 0:
+        body |= processor(EveryOther, ban=draw(st.sampled_from([1, 3])))
+        body["sampling_params"] = body["sampling_params"] | {"custom_params": body.pop("custom_params")}
     return Case(name, GENERATE, body, stream=draw(st.integers(0, 3)) == 0)
 
 
@@ -234,6 +246,22 @@ def greedy(
     )
 
 
+def processor(kind: Any, **parameters: Any) -> dict[str, Any]:
+    """Body fields that attach a custom logit processor with these parameters."""
+    return {"custom_logit_processor": kind.to_str(), "custom_params": parameters}
+
+
+def processed(name: str, kind: Any, parameters: dict[str, Any], **sampling: Any) -> Case:
+    """A request with a custom logit processor."""
+    fields = processor(kind, **parameters)
+    custom = {"custom_params": fields.pop("custom_params")}
+    return Case(
+        name,
+        GENERATE,
+        {"text": PROMPTS[0], "sampling_params": {"temperature": 0, **sampling, **custom}} | fields,
+    )
+
+
 def reports() -> Sequence[Case]:
     """Requests named after the public reports they come from."""
     story = QUESTIONS[0]
@@ -277,6 +305,30 @@ def reports() -> Sequence[Case]:
                     "max_new_tokens": 20,
                 },
             },
+        ),
+        processed("E6 processor on every row", EveryOther, {"ban": 2}, max_new_tokens=20),
+        processed(
+            "E6 processor with a seed",
+            EveryOther,
+            {"ban": 3},
+            temperature=1.0,
+            sampling_seed=5,
+            max_new_tokens=20,
+        ),
+        *(
+            processed(f"A12 NaN after {n} tokens", PoisonAt, {"poison_at": n}, max_new_tokens=12)
+            for n in range(6)
+        ),
+        *(
+            processed(
+                f"A12 NaN after {n} sampled tokens",
+                PoisonAt,
+                {"poison_at": n},
+                max_new_tokens=12,
+                temperature=1.0,
+                sampling_seed=4,
+            )
+            for n in range(4)
         ),
         greedy(
             "E12 logprobs",

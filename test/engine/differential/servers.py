@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / "benchmark"))
 
 from served import Served, speculative_flags  # noqa: E402
 
+from . import overlapped_cpu  # noqa: E402
 from .forced_drafts import MARK, install  # noqa: E402
 
 TARGET, DRAFT = ROOT / "models/nano", ROOT / "models/nano-eagle3"
 REQUEST_LIMIT_S = 120.0
 CONTEXT = 256
 
-# float32, so that a verify of three rows and a decode of one round alike up to the last bits. Plain decoding
-# runs without overlap because upstream's overlapped penalties lag one token (docs/semantics.md).
+# float32, so that a verify of three rows and a decode of one round alike up to the last bits.
 COMMON = (
     "--device=cpu",
     "--dtype=float32",
-    "--disable-overlap-schedule",
     "--enable-custom-logit-processor",
     "--enable-return-hidden-states",
     f"--context-length={CONTEXT}",
@@ -72,29 +72,36 @@ class Asked(Served):
 
 @contextmanager
 def plain_server(folder: Path, *flags: str, off: str = "") -> Iterator[Asked]:
-    """The reference: the same build without speculation; ``off`` names topics to switch off."""
-    environment = {"OMP_NUM_THREADS": "1", "SGLANG_FORK_DISABLE": off}
-    with Asked(TARGET, folder / "plain.log", [*COMMON, *flags], environment=environment) as server:
+    """The reference: the same build without speculation; ``off`` names topics to switch off.
+
+    Without overlap, because upstream's overlapped penalties lag one token (docs/semantics.md).
+    """
+    environment = _environment([HERE], off)
+    arguments = [*COMMON, "--disable-overlap-schedule", *flags]
+    with Asked(TARGET, folder / "plain.log", arguments, environment=environment) as server:
         assert isinstance(server, Asked)
         yield server
 
 
 @contextmanager
-def eagle_server(folder: Path, *flags: str, off: str = "") -> Iterator[Asked]:
-    """EAGLE-3 with the plugin for scripted drafts."""
-    paths: Sequence[str] = [*map(str, install(folder / "plugin")), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "SGLANG_FORK_DISABLE": off,
-        "SGLANG_PLUGINS": "forced_drafts",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
+def eagle_server(folder: Path, *flags: str, off: str = "", overlap: bool = False) -> Iterator[Asked]:
+    """EAGLE-3 with the plugin for scripted drafts; ``overlap`` schedules as GPU servers do."""
+    paths = install(folder / "plugin")
+    if overlap:
+        overlapped_cpu.install(folder / "plugin")
+    environment = _environment(paths, off) | {"SGLANG_PLUGINS": "forced_drafts,overlapped_cpu"}
     arguments = [*COMMON, *speculative_flags(DRAFT), *flags]
     with Asked(TARGET, folder / "eagle.log", arguments, environment=environment) as server:
         assert isinstance(server, Asked)
-        if MARK not in server.log.read_text(errors="replace"):
-            raise RuntimeError(f"the draft plugin was not loaded:\n{server.log_tail()}")
+        log = server.log.read_text(errors="replace")
+        if MARK not in log or (overlap and overlapped_cpu.MARK not in log):
+            raise RuntimeError(f"a test plugin was not loaded:\n{server.log_tail()}")
         yield server
+
+
+def _environment(paths: Sequence[Path], off: str) -> dict[str, str]:
+    joined = os.pathsep.join(filter(None, [*map(str, paths), os.environ.get("PYTHONPATH", "")]))
+    return {"OMP_NUM_THREADS": "1", "SGLANG_FORK_DISABLE": off, "PYTHONPATH": joined}
 
 
 def _decoded(data: bytes) -> Any:

@@ -1,7 +1,8 @@
-"""The same answers when the scheduler gets in the way: pages of 16, prefill in chunks, retraction, aborts, flushes.
+"""The same answers when the scheduler gets in the way: overlap, pages of 16, prefill in chunks, retraction, aborts.
 
-One EAGLE-3 server whose pool is small and which retracts on purpose; the reference is the plain server of the
-session (pages of 1, no chunks, a large pool), so every difference is the scheduling's.
+An EAGLE-3 server whose pool is small, which retracts on purpose and whose scheduler overlaps like a GPU server's; the
+reference is the plain server of the session (no overlap, pages of 1, no chunks, a large pool), so every difference
+is the scheduling's. The slow form runs it without overlap too, as CPU servers do.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ FREE_LIMIT_S = 5.0
 LONG = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, asked: Asked) -> Iterator[Server]:
+@pytest.fixture(
+    scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["overlap", "plain loop"]
+)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, asked: Asked
+) -> Iterator[Server]:
     # ``asked`` comes first, so that its servers are gone.
     folder = tmp_path_factory.mktemp("scheduling")
     retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in retract.items():
             patch.setenv(name, value)
-        with eagle_server(folder, *FLAGS) as running:
+        with eagle_server(folder, *FLAGS, overlap=request.param) as running:
             yield running
 
 

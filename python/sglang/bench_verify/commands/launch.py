@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
                         args.bench,
                         plan.topics_off,
                         len(results.environments) - 1,
+                        len(startups.get(plan.name, [])) + 1,
                     )
                     with under_load(record):
                         rows += measure.run(

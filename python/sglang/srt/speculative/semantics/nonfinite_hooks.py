@@ -83,7 +83,7 @@ def resolve_tokens(
         if live[index] and kept < len(runs[index]):
             shorten_run(request, result, index, had=len(runs[index]), kept=kept)
             runs[index] = runs[index][:kept]
-            _abort(request)
+            _abort(request, made=len(request.output_ids) + kept)
     return runs
 
 
@@ -100,7 +100,7 @@ def process_single(original: Callable[..., None], processor: Any, batch: Any, re
                 and not request.is_retracted
                 and request.inflight_middle_chunks <= 0
             ):
-                _abort(request)
+                _abort(request, made=len(request.output_ids))
     original(processor, batch, result)
 
 
@@ -109,13 +109,13 @@ def release(original: Callable[..., None], request: Any, tree_cache: Any, is_ins
     original(request, tree_cache, is_insert and not getattr(request, _BAD, False))
 
 
-def _abort(request: Any) -> None:
+def _abort(request: Any, *, made: int) -> None:
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
     counters.add("nonfinite_logits_aborts")
     setattr(request, _BAD, True)
     request.to_finish = FINISH_ABORT(
-        f"after {len(request.output_ids)} output tokens the logits were NaN or infinite, or no token was allowed; "
+        f"after {made} output tokens the logits were NaN or infinite, or no token was allowed; "
         "this request was aborted, others are not affected. Usual causes: overflow in activations or KV scales "
         "(try --dtype bfloat16 or --kv-cache-dtype auto), damaged weights, or a grammar that forbids what "
         "min_new_tokens or logit_bias demands.",

@@ -12,6 +12,7 @@ from sglang.srt.speculative.stats.accept import KeptHistogram
 from sglang.srt.speculative.stats.alarm import AcceptanceAlarm, Alarm
 from sglang.srt.speculative.stats.breakeven import Verdict, judge
 from sglang.srt.speculative.stats.clock import CycleClock, WallStamp
+from sglang.srt.speculative.stats.graphs import GraphLog
 from sglang.srt.speculative.stats.totals import PhaseTotals
 
 logger = logging.getLogger(__name__)
@@ -55,8 +56,8 @@ class Collector:
         self.alarm = AcceptanceAlarm()
         self.baseline = baselines.from_environment()
         self.window = Window()
+        self.graphs = GraphLog()
         self.tokens_past_end = 0
-        self.constants: dict[str, Any] = {}
 
     def read(self) -> None:
         """Add the cycles that the device has passed; never waits."""

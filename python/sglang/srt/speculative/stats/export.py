@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang.fork import counters, fallbacks, report
 from sglang.srt.speculative.stats import baseline as baselines
-from sglang.srt.speculative.stats import metrics
+from sglang.srt.speculative.stats import metrics, paths
 from sglang.srt.speculative.stats.accept import position_rates
 from sglang.srt.speculative.stats.breakeven import Verdict
 from sglang.srt.speculative.stats.collector import Collector, Window
@@ -100,7 +100,11 @@ def snapshot(stats: Collector, scheduler: Any) -> dict[str, Any]:
         "alarms": stats.alarm.raised,
         "fallbacks": fallbacks.snapshot(),
         "counters": counters.snapshot(),
+        "graph_replays": dict(stats.graphs.replays),
+        "eager_passes": dict(stats.graphs.eager),
         "graph_capture_s": graph_capture(scheduler),
+        "kv_plans": paths.kv_plans(scheduler),
+        "all_reduce": paths.all_reduce(scheduler),
         "ranks": rank_records(scheduler),
         "fork": {
             "version": state.version,
@@ -131,9 +135,19 @@ def publish(stats: Collector, window: Window, verdict: Verdict | None, labels: d
         verdict=verdict,
         alarm=stats.alarm,
         fallbacks=fallbacks.snapshot(),
-        counts=counters.snapshot(),
+        counts=_counts(stats),
         tokens_past_end=stats.tokens_past_end,
     )
+
+
+def _counts(stats: Collector) -> dict[str, float]:
+    """The fork's counters and the graph counts, under the names that metrics are made from."""
+    counts = dict(counters.snapshot())
+    for name, count in stats.graphs.replays.items():
+        counts[f'graph_replays{{pass="{name}"}}'] = count
+    for name, count in stats.graphs.eager.items():
+        counts[f'eager_passes{{pass="{name}"}}'] = count
+    return counts
 
 
 def write_baseline(stats: Collector) -> None:

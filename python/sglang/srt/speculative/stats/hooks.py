@@ -12,7 +12,8 @@ from typing import Any
 
 from sglang.srt.speculative.stats import export, ranks
 from sglang.srt.speculative.stats.accept import kept_tokens
-from sglang.srt.speculative.stats.collector import collector, line
+from sglang.srt.speculative.stats.collector import Collector, collector, line
+from sglang.srt.speculative.stats.graphs import CYCLE_PASSES, name_of, why_not
 
 logger = logging.getLogger(__name__)
 Original = Callable[..., Any]
@@ -28,13 +29,14 @@ def cycle(original: Original, self: Any, batch: Any, *args: Any, **kwargs: Any) 
         stats.clock.cut()
         return original(self, batch, *args, **kwargs)
     stats.clock.begin("draft", batch=_size(batch), context=_context(batch))
+    stats.graphs.begin()
     try:
         result = original(self, batch, *args, **kwargs)
     except BaseException:
         stats.clock.abandon()
         raise
     stats.clock.end()
-    stats.read()
+    _end_of_step(stats, CYCLE_PASSES)
     return result
 
 
@@ -65,14 +67,29 @@ def plain(original: Original, self: Any, batch: Any, *args: Any, **kwargs: Any) 
         stats.clock.cut()
         return original(self, batch, *args, **kwargs)
     stats.clock.begin("decode", kind="decode", batch=_size(batch), context=_context(batch))
+    stats.graphs.begin()
     try:
         result = original(self, batch, *args, **kwargs)
     except BaseException:
         stats.clock.abandon()
         raise
     stats.clock.end()
-    stats.read()
+    _end_of_step(stats, ("decode",))
     return result
+
+
+def replayed(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around the replay of a graph runner."""
+    collector().graphs.replay(name_of(self))
+    return original(self, *args, **kwargs)
+
+
+def may_replay(original: Original, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around a graph runner's check of a batch: notes why it refuses one."""
+    allowed = original(self, forward_batch, *args, **kwargs)
+    if not allowed:
+        collector().graphs.refuse(name_of(self), *why_not(self, forward_batch))
+    return allowed
 
 
 def settled(
@@ -160,6 +177,13 @@ def _take_back(processor: Any, req: Any, result: Any, i: int, accepted: int, kep
     reporter = processor.metrics_reporter
     reporter.spec_num_accept_tokens -= lost
     reporter.num_generated_tokens -= lost
+
+
+def _end_of_step(stats: Collector, passes: tuple[str, ...]) -> None:
+    stats.read()
+    # A CPU has no graphs: nothing there is a fallback.
+    if stats.device != "cpu":
+        stats.graphs.end(passes)
 
 
 def _device(worker: Any) -> str:
