@@ -55,7 +55,11 @@ wheel:  ## dist/sglang-0.5.17+verify.N-*.whl
 
 venv: $(READY)  ## .venv with the pinned requirements of serving on a CPU, linting and testing
 
+# A Python that is too old or too new would end in pip's list of every version it cannot use.
+CHECK_PYTHON = $(BOOTSTRAP_PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 13) or sys.exit("error: Python %d.%d: the fork needs 3.10 to 3.13; name another: make BOOTSTRAP_PYTHON=python3.11" % v)'
+
 $(READY): requirements/dev.txt
+	@$(CHECK_PYTHON)
 	$(BOOTSTRAP_PYTHON) -m venv $(VENV)
 	$(IN_VENV) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(VENV)/bin/uv pip install --quiet --python $(IN_VENV) --no-deps -r requirements/dev.txt \
@@ -78,6 +82,7 @@ DEMO_ARGS ?=
 
 .venv-demo/.ready: requirements/cpu.txt
 	@echo "1/3 environment: .venv-demo, about 4.6 GB, from requirements/cpu.txt"
+	@$(CHECK_PYTHON)
 	$(BOOTSTRAP_PYTHON) -m venv .venv-demo
 	.venv-demo/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	.venv-demo/bin/uv pip install --quiet --python .venv-demo/bin/python --no-deps -r requirements/cpu.txt

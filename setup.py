@@ -12,12 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from setuptools import Distribution, setup
-from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_py import build_py
-
 if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-    # Before anything else: the engine itself does not import on an older Python.
+    # Before anything else: neither the engine nor a setuptools of that Python's age can be counted on.
     print(
         f"error: Python {sys.version.split()[0]}: upstream has wheels for 3.10 to 3.13 only", file=sys.stderr
     )
@@ -25,6 +21,10 @@ if not (3, 10) <= sys.version_info[:2] <= (3, 13):
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
+
+from setuptools import Distribution, setup  # noqa: E402
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
+from setuptools.command.build_py import build_py  # noqa: E402
 
 from patches.engine.compose import MANIFEST, compose  # noqa: E402
 from patches.engine.errors import EngineError  # noqa: E402
@@ -115,3 +115,6 @@ try:
 except EngineError as error:
     print(f"error: {error}", file=sys.stderr, flush=True)
     raise SystemExit(error.status) from None
+except OSError as error:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(1) from None

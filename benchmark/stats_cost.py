@@ -60,29 +60,72 @@ def graph_work(phase_ms: float) -> Step:
     return replay
 
 
+class Request:
+    """A running request as the hooks see it."""
+
+    origin_input_ids = range(1000)
+    output_ids = range(100)
+    finished_len = None
+    customized_info = None
+
+    def finished(self) -> bool:
+        """It never ends."""
+        return False
+
+
+class Runner:
+    """A graph runner that takes every batch."""
+
+    capture_forward_mode = None
+
+
 def cycle(step: Step) -> Callable[[bool], None]:
-    """One cycle as upstream's worker runs it; the argument says whether the hooks are on."""
-    requests = [SimpleNamespace(origin_input_ids=[0] * 1000, output_ids=[0] * 100)]
+    """One cycle as upstream runs it, hooks of every kind included; the argument says whether they are on."""
+    request = Request()
+    algorithm = SimpleNamespace(is_none=lambda: False)
     batch = SimpleNamespace(
-        forward_mode=SimpleNamespace(is_extend=lambda: False), is_extend_in_batch=False, reqs=requests
+        forward_mode=SimpleNamespace(is_extend=lambda: False),
+        is_extend_in_batch=False,
+        reqs=[request],
+        spec_algorithm=algorithm,
     )
+    result = SimpleNamespace(num_correct_drafts_per_req_cpu=[1], num_correct_drafts=1)
+    reporter = SimpleNamespace(
+        forward_ct_decode=0,
+        decode_log_interval=40,
+        is_stats_logging_rank=False,
+        current_scheduler_metrics_enabled=False,
+    )
+    processor = SimpleNamespace(metrics_reporter=reporter)
     worker = SimpleNamespace(device="cuda" if collectors.collector().device != "cpu" else "cpu")
+    runner = Runner()
+
+    def graph() -> None:
+        hooks.may_replay(lambda *_: True, runner, batch)
+        hooks.replayed(lambda _: step(), runner)
 
     def sample() -> None:
         step()
 
     def verify(_: Any) -> None:
-        step()
+        hooks.may_replay(lambda *_: True, runner, batch)
+        graph()
         hooks.sample(sample)
 
     def hooked(_: Any, __: Any) -> None:
-        step()
+        graph()
         hooks.verify(verify, None)
-        hooks.draft_extend(lambda _: step(), None)
+        hooks.draft_extend(lambda _: graph(), None)
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
 
     def run(on: bool) -> None:
         if on:
             hooks.cycle(hooked, worker, batch)
+            hooks.settled(nothing, processor, request, batch, result, 0, None)
+            reporter.forward_ct_decode += 1
+            hooks.report(nothing, reporter, True, running_batch=batch)
         else:
             for _ in range(PHASES):
                 step()

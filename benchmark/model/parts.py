@@ -24,6 +24,7 @@ class Part:
         kernels: launches of it in the pass.
         bytes: bytes it reads and writes.
         efficiency: share of the copy bandwidth it reaches.
+        latency_us: further fixed time of all its kernels together.
         us: time that follows from a curve instead (attention, all-reduce); then kernels and bytes only inform.
     """
 
@@ -31,13 +32,18 @@ class Part:
     kernels: float
     bytes: float = 0.0
     efficiency: float = 1.0
+    latency_us: float = 0.0
     us: float | None = None
 
     def time_us(self, machine: Machine) -> float:
         """Microseconds on ``machine``."""
         if self.us is not None:
             return self.us
-        return self.kernels * machine.kernel_us + self.bytes / (machine.bandwidth * self.efficiency) * 1e6
+        return (
+            self.latency_us
+            + self.kernels * machine.kernel_us
+            + self.bytes / (machine.bandwidth * self.efficiency) * 1e6
+        )
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Deployment:
     Attributes:
         shape: the full model, or a slice with ``ranks=1``.
         expert_bytes: bytes an expert weight.
-        moe_efficiency: see ``constants``.
+        moe_efficiency, moe_latency_us: see ``constants``; the latency is that of one expert GEMM.
         repeat: excess chance that a token repeats an expert of the token before it (0 = independent routing).
         eager_reduce: whether the norm after an all-reduce is a kernel of its own.
     """
@@ -56,6 +62,7 @@ class Deployment:
     machine: Machine
     expert_bytes: float = BF16
     moe_efficiency: float = c.MOE_EFFICIENCY_TRITON.value
+    moe_latency_us: float = c.MOE_LATENCY_TRITON_US.value
     repeat: float = 0.0
 
     @property
@@ -114,6 +121,7 @@ def forward(
             moe_layers * launches["experts"],
             moe_layers * union * expert * deployment.expert_bytes,
             deployment.moe_efficiency,
+            latency_us=moe_layers * launches["experts"] * deployment.moe_latency_us,
         ),
         Part("routing", moe_layers * launches["routing"]),
         Part(

@@ -64,7 +64,7 @@ class Prediction:
 
 def kimi(machine: str, repeat: float = 0.0) -> Deployment:
     """Kimi-K2.5 with INT4 experts on a machine of ``MACHINES``."""
-    return Deployment(NAMED["kimi-k2.5"], MACHINES[machine], INT4, c.MOE_EFFICIENCY_MARLIN.value, repeat)
+    return Deployment(NAMED["kimi-k2.5"], MACHINES[machine], INT4, c.MOE_EFFICIENCY_MARLIN.value, 0.0, repeat)
 
 
 def reference_slice(experts_of_a_token: bool = True) -> Deployment:

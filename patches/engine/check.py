@@ -21,6 +21,11 @@ def check(project: Project, *, wheel_directory: Path | None = None) -> tuple[lis
     sources = archive_sources(archive)
     rows = survey(topics, sources, pins.base, pins.files)
     faults = [str(row.fault) for row in rows if row.fault is not None]
+    faults += [
+        f"topic {topic.name!r} does not say how to tell that it is not needed any more: fill in `detect`"
+        for topic in topics
+        if not topic.detect.strip() and topic.not_needed is None
+    ]
     faults += missing_hooks(topics, project, sources)
     touched = {file for topic in topics for file in topic.files}
     faults += [

@@ -27,6 +27,13 @@ def main(argv: list[str] | None = None) -> int:
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
+    except OSError as error:
+        # A full disk or a folder without permission, wherever it shows; scratch folders are gone by now.
+        print(f"error: {error}; nothing was changed", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was changed", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,10 +117,12 @@ def _forward(project: Project, options: argparse.Namespace) -> int:
     print(table(outcome.rows))
     for fault in outcome.faults:
         print(f"also: {fault}")
+    unneeded = f"; not needed: {', '.join(outcome.unneeded)}" if outcome.unneeded else ""
     print(
-        f"sglang {outcome.version}: {len(outcome.applies)} of {outcome.total} topics apply: {', '.join(outcome.applies)}"
+        f"sglang {outcome.version}: {len(outcome.applies)} of {outcome.total} topics apply: "
+        f"{', '.join(outcome.applies)}{unneeded}"
     )
-    whole = len(outcome.applies) == outcome.total and not outcome.faults
+    whole = len(outcome.applies) + len(outcome.unneeded) == outcome.total and not outcome.faults
     return 1 if options.strict and not whole else 0
 
 

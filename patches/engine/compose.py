@@ -59,7 +59,7 @@ def compose(
     topics = project.topics()
     overlay = project.overlay()
     inputs = _inputs(project, pins, wheel, topics, overlay)
-    with _locked(project.build):
+    with locked(project.build):
         previous = read_manifest(project.composed)
         if previous is not None and not force:
             _refuse_hand_edits(project.composed, previous)
@@ -98,6 +98,8 @@ def stage(
         ]
         for name in names:
             upstream.extract(name, target)
+            if upstream.getinfo(name).external_attr >> 16 & 0o111:  # zipfile drops it; an installer keeps it
+                (target / name).chmod((target / name).stat().st_mode | 0o111)
         _write_metadata(upstream, target, pins, {PACKAGE} | {name.partition("/")[0] for name in overlay})
     sources = load_sources(target, names)
     refuse_clashes(overlay, sources, pins.base)
@@ -134,8 +136,24 @@ def refuse_clashes(overlay: dict[str, Path], sources: Sources, base: str) -> Non
                 f"overlay file {path} has the path {name}, which sglang {base} already has; "
                 "give ours another name, and change upstream's file through a topic"
             )
+        shadowed = _same_module(name, parents, sources, folders)
+        if shadowed is not None:
+            # Two paths, one import name: Python takes the package, and one of the two is never imported.
+            raise EngineError(
+                f"overlay file {path} has the import name of {shadowed}, which sglang {base} already has; "
+                "give ours another name, and change upstream's file through a topic"
+            )
         if name == TOPICS_FILE:
             raise EngineError(f"overlay file {path} has the path of a generated file; remove it")
+
+
+def _same_module(name: str, parents: list[str], sources: Sources, folders: set[str]) -> str | None:
+    """Upstream's path that is imported by the same name as the overlay file ``name`` or a package above it."""
+    for parent in parents:
+        if sources.has(f"{parent}.py"):
+            return f"{parent}.py"
+    stem = name.removesuffix(".py")
+    return f"{stem}/" if stem != name and stem in folders else None
 
 
 @dataclass(frozen=True)
@@ -187,7 +205,7 @@ def _inputs(project: Project, pins: Pins, wheel: Wheel, topics: list[Topic], ove
 
 
 @contextlib.contextmanager
-def _locked(build: Path) -> Iterator[None]:
+def locked(build: Path) -> Iterator[None]:
     """Hold the build folder; scratch directories that a killed build left behind are removed."""
     try:
         build.mkdir(parents=True, exist_ok=True)
@@ -199,11 +217,11 @@ def _locked(build: Path) -> Iterator[None]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            for left in build.glob(".composing-*"):
+            for left in (*build.glob(".composing-*"), *build.glob(".exporting-*")):
                 shutil.rmtree(left, ignore_errors=True)
             yield
         except OSError as error:
-            raise EngineError(f"composing in {build} failed: {error}; nothing was changed") from error
+            raise EngineError(f"writing in {build} failed: {error}; nothing was changed") from error
 
 
 def _swap(staged: Path, target: Path, old: Path) -> None:

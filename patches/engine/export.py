@@ -15,7 +15,7 @@ import textwrap
 import zipfile
 from pathlib import Path
 
-from patches.engine.compose import PACKAGE
+from patches.engine.compose import PACKAGE, locked
 from patches.engine.errors import EngineError
 from patches.engine.fetch import fetch, pick
 from patches.engine.model import Sources, Topic
@@ -46,12 +46,10 @@ def export(project: Project, *, wheel_directory: Path | None = None) -> list[Pat
     ]
     owned = _ownership(needed, project.overlay())
     target = project.build / "export"
-    try:
-        project.build.mkdir(parents=True, exist_ok=True)
-        scratch_home = tempfile.TemporaryDirectory(prefix=".exporting-", dir=project.build)
-    except OSError as error:
-        raise EngineError(f"the build folder {project.build} cannot be written ({error.strerror})") from error
-    with scratch_home as scratch:
+    with (
+        locked(project.build),
+        tempfile.TemporaryDirectory(prefix=".exporting-", dir=project.build) as scratch,
+    ):
         made = Path(scratch) / "patches"
         made.mkdir()
         _write_series(Path(scratch) / "tree", made, needed, owned, sources, pins.base)
@@ -64,15 +62,18 @@ def export(project: Project, *, wheel_directory: Path | None = None) -> list[Pat
 
 
 def _ownership(topics: list[Topic], overlay: dict[str, Path]) -> dict[str, dict[str, Path]]:
-    """Overlay files by owning topic; REST holds those without one."""
+    """Overlay files by the topic that names them most closely; REST holds those that none does."""
     owned: dict[str, dict[str, Path]] = {name: {} for name in (*(topic.name for topic in topics), REST)}
     for name, path in overlay.items():
-        for topic in topics:
-            if any(name == own or (own.endswith("/") and name.startswith(own)) for own in topic.overlay):
-                owned[topic.name][name] = path
-                break
-        else:
-            owned[REST][name] = path
+        claims = [
+            (len(own), topic.name)
+            for topic in topics
+            for own in topic.overlay
+            if name == own or (own.endswith("/") and name.startswith(own))
+        ]
+        # Of equal claims `max` takes the first, the earliest topic's: later topics may need the file too.
+        owner = max(claims, key=lambda claim: claim[0])[1] if claims else REST
+        owned[owner][name] = path
     return owned
 
 
@@ -81,8 +82,10 @@ def message(topic: Topic, base: str) -> str:
     subject = f"{topic.name}: {topic.why.strip().split('. ')[0].rstrip('.')}"
     parts = [textwrap.shorten(subject, 100, placeholder=" ..."), textwrap.fill(topic.why.strip(), 76)]
     parts.append(f"Upstream: {topic.upstream}\nRetire when: {topic.retire_when}\nBase: sglang {base}")
+    if topic.detect:
+        parts[-1] += f"\nNot needed when: {topic.detect}"
     if topic.not_needed is not None:
-        parts[-1] += f"\nNot needed once: {topic.not_needed.describe()}"
+        parts[-1] += f"\nLeft out once: {topic.not_needed.describe()}"
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from patches.engine.hashes import file_digest
 from patches.engine.project import Pins, Wheel
 
 WHEELS_VARIABLE = "SGLANG_FORK_WHEELS"
+
+_VERSION = re.compile(r"\d[0-9A-Za-z.]*")
 
 
 def running_tag() -> str:
@@ -83,13 +86,24 @@ def _from_directory(wheel: Wheel, directory: Path) -> Path:
 
 
 def fetch_other(pins: Pins, version: str) -> Path:
-    """The wheel of another upstream version, for a look forward: through pip, without a pinned hash.
+    """The wheel of another upstream version, for a look forward: no hash is pinned for it.
 
     Raises:
-        EngineError: pip could not fetch it.
+        UsageError: ``version`` is not a version.
+        EngineError: the named directory lacks the wheel, or pip could not fetch it.
     """
+    if not _VERSION.fullmatch(version):
+        raise UsageError(f"{version!r} is not a version such as 0.5.23")
     pinned = pick(pins)
-    cached = cache_directory() / "other" / version / pinned.file.replace(f"-{pins.base}-", f"-{version}-", 1)
+    named = pinned.file.replace(f"-{pins.base}-", f"-{version}-", 1)
+    if os.environ.get(WHEELS_VARIABLE):
+        given = Path(os.environ[WHEELS_VARIABLE]) / named
+        if not given.is_file():
+            raise EngineError(
+                f"{given.parent} does not hold {named}; put the wheel there, or unset {WHEELS_VARIABLE} to fetch it"
+            )
+        return given
+    cached = cache_directory() / "other" / version / named
     if not cached.is_file():
         _pip_download(pinned.tag, cached, f"{pins.name}=={version}")
     return cached
@@ -141,11 +155,25 @@ def _pip_download(tag: str, cached: Path, requirement: str, *flags: str) -> None
         if done.returncode == 0 and fetched.is_file():
             os.replace(fetched, cached)
             return
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    cause = lines[-1] if lines else f"pip ended with status {done.returncode}"
-    if "No module named pip" in cause:
-        cause = f"{sys.executable} has no pip (`python -m ensurepip` adds it)"
+    other = re.search(r"^\s*Got\s+([0-9a-f]{64})\s*$", done.stderr, re.MULTILINE)
+    if other is not None:
+        raise EngineError(
+            f"the index serves another {cached.name} than the pinned one: its sha256 is {other.group(1)}; "
+            "upstream.toml or the index is wrong, nothing was kept"
+        )
     raise EngineError(
-        f"could not fetch {cached.name}: {cause}\n"
+        f"could not fetch {cached.name}: {_cause(done)}\n"
         f"without a network, download the wheel elsewhere and name its directory in {WHEELS_VARIABLE}"
     )
+
+
+def _cause(done: subprocess.CompletedProcess[str]) -> str:
+    """Why pip failed, in one line: its last one says "no matching distribution" of a dead network too."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if any("No module named pip" in line for line in lines):
+        return f"{sys.executable} has no pip (`python -m ensurepip` adds it)"
+    network = [line for line in lines if "connection broken by" in line]
+    if network:
+        told = re.search(r"connection broken by .*?: (.*?)['\")]*: /", network[-1])
+        return f"the package index cannot be reached ({told.group(1) if told else network[-1]})"
+    return lines[-1] if lines else f"pip ended with status {done.returncode}"

@@ -9,18 +9,19 @@ from pathlib import Path
 from patches.engine.compose import refuse_clashes
 from patches.engine.errors import EngineError, UsageError
 from patches.engine.project import Project
-from patches.engine.survey import Row, applicable, archive_sources, survey, try_together
+from patches.engine.survey import NOT_NEEDED, Row, applicable, archive_sources, survey, try_together
 
 _WHEEL = re.compile(r"sglang-([^-]+)-.*\.whl")
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The outcome: version looked at, one row for each edit, topics that still apply, other faults."""
+    """The outcome: version looked at, one row for each edit, topics that apply or are not needed, faults."""
 
     version: str
     rows: list[Row]
     applies: list[str]
+    unneeded: list[str]
     total: int
     faults: list[str]
 
@@ -47,4 +48,13 @@ def forward(project: Project, wheel: Path) -> Forward:
         refuse_clashes(project.overlay(), sources, version)
     except EngineError as error:
         faults.append(str(error))
-    return Forward(version, rows, [topic.name for topic in fit], len(topics), faults)
+    unneeded = {row.topic for row in rows if row.state == NOT_NEEDED}
+    names = [topic.name for topic in fit]
+    return Forward(
+        version,
+        rows,
+        [name for name in names if name not in unneeded],
+        [name for name in names if name in unneeded],
+        len(topics),
+        faults,
+    )

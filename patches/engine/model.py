@@ -97,7 +97,8 @@ class Topic:
 
     ``overlay`` lists files of ``python/`` that belong to the topic (paths such as ``sglang/fork/``, a
     directory ends in a slash); they become new files of its exported patch. ``stacks_on`` names earlier
-    topics whose anchors this one may share.
+    topics whose anchors this one may share. ``detect`` says how a person finds out that the topic is not
+    needed any more; ``not_needed`` lets composing find out where names in upstream's files show it.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Topic:
     upstream: str
     retire_when: str
     edits: tuple[Edit, ...]
+    detect: str = ""
     not_needed: Detector | None = None
     overlay: tuple[str, ...] = ()
     stacks_on: tuple[str, ...] = ()

@@ -89,7 +89,7 @@ class Project:
             wheels = {
                 tag: Wheel(tag, entry["file"], entry["sha256"]) for tag, entry in data["wheels"].items()
             }
-            return Pins(
+            pins = Pins(
                 name=upstream["name"],
                 base=upstream["version"],
                 version=data["fork"]["version"],
@@ -97,8 +97,18 @@ class Project:
                 files=dict(data.get("files", {})),
                 composed=data.get("composed", {}).get("sha256", ""),
             )
+            texts = [pins.name, pins.base, pins.version, pins.composed, *pins.files.values()]
+            texts += [text for wheel in wheels.values() for text in (wheel.file, wheel.sha256)]
+            for value in texts:
+                if not isinstance(value, str):
+                    raise TypeError(f"{value!r} stands where a text is wanted")
+            return pins
         except FileNotFoundError as error:
             raise UsageError(f"{self.pins_file} is missing: run this in a checkout of the fork") from error
+        except OSError as error:
+            raise EngineError(f"{self.pins_file} cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{self.pins_file} is malformed: it is not UTF-8 text") from error
         except (KeyError, tomllib.TOMLDecodeError, TypeError, AttributeError) as error:
             raise UsageError(f"{self.pins_file} is malformed: {error!r}") from error
 
@@ -109,6 +119,8 @@ class Project:
             lines = path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError as error:
             raise UsageError(f"{path} is missing: it lists the topics in order") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path} is malformed: it is not UTF-8 text") from error
         names = [line.partition("#")[0].strip() for line in lines]
         names = [name for name in names if name]
         repeated = sorted({name for name in names if names.count(name) > 1})

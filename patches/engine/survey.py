@@ -14,6 +14,7 @@ from patches.engine.model import Sources, Topic
 from patches.engine.patcher import check_pin, patch, resolve
 from patches.engine.project import Project
 
+NOT_NEEDED = "not needed"
 PACKAGE_PREFIX = "sglang/"
 
 
@@ -57,7 +58,7 @@ def survey(topics: list[Topic], sources: Sources, base: str, pins: dict[str, str
         for edit in topic.edits:
             state, fault = "ok", None
             if reason is not None:
-                state = "not needed"
+                state = NOT_NEEDED
             else:
                 try:
                     resolve(topic, edit, sources, base)

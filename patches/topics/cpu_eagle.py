@@ -14,6 +14,7 @@ TOPIC = Topic(
     ),
     upstream="https://github.com/sgl-project/sglang/blob/v0.5.17/python/sglang/srt/speculative/draft_utils.py",
     retire_when="upstream serves EAGLE on any CPU with its default package",
+    detect="with the topic off, EAGLE-3 is served with --device cpu where there is neither AMX nor a driver",
     overlay=("sglang/srt/cpu_engine/", "sglang/srt/layers/attention/cpu_eagle/", "sgl_kernel_portable/"),
     edits=(
         InsertAtTop(file="sglang/__init__.py", hook="sglang.srt.cpu_engine.bootstrap:prepare"),

@@ -8,7 +8,8 @@ TOPIC = Topic(
     ),
     upstream="none: describes the fork itself",
     retire_when="the fork ends",
-    overlay=("sglang/fork/",),
+    detect="never while there is a fork to report",
+    overlay=("sglang/fork/", "sglang/verify_doctor/"),
     edits=(
         InsertAtTop(file="sglang/__init__.py", hook="sglang.fork.early:run_diagnostics"),
         InsertAfter(

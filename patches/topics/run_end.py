@@ -9,7 +9,13 @@ TOPIC = Topic(
     ),
     upstream="https://github.com/sgl-project/sglang/issues/31599, https://github.com/sgl-project/sglang/issues/39826",
     retire_when="upstream checks every token of an accepted run in order before it counts it",
-    overlay=("sglang/srt/speculative/semantics/",),
+    detect="with the topic off, a stop token inside an accepted run ends text and usage there",
+    overlay=(
+        "sglang/srt/speculative/semantics/__init__.py",
+        "sglang/srt/speculative/semantics/accounting.py",
+        "sglang/srt/speculative/semantics/run_end.py",
+        "sglang/srt/speculative/semantics/run_end_hooks.py",
+    ),
     edits=(
         Around(
             file="sglang/srt/managers/scheduler_components/batch_result_processor.py",

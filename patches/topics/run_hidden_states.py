@@ -10,6 +10,8 @@ TOPIC = Topic(
     ),
     upstream="none found",
     retire_when="upstream returns the last layer's hidden states under EAGLE-3",
+    detect="with the topic off, return_hidden_states under EAGLE-3 gives vectors of the target's hidden size",
+    overlay=("sglang/srt/speculative/semantics/hidden_hooks.py",),
     edits=(
         Around(
             file="sglang/srt/layers/logits_processor.py",

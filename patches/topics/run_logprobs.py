@@ -10,6 +10,8 @@ TOPIC = Topic(
     ),
     upstream="none found",
     retire_when="upstream's result processors accept requests without chosen tokens",
+    detect="with the topic off, requests with and without token_ids_logprob are served in one batch",
+    overlay=("sglang/srt/speculative/semantics/logprob_hooks.py",),
     edits=(
         Around(
             file="sglang/srt/layers/logprob_processor.py",

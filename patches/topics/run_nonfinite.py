@@ -12,6 +12,8 @@ TOPIC = Topic(
     ),
     upstream="https://github.com/sgl-project/sglang/issues/32968",
     retire_when="upstream aborts single requests on non-finite logits",
+    detect="with the topic off, a NaN row of a verify ends its own request with a reason and no other",
+    overlay=("sglang/srt/speculative/semantics/nonfinite_hooks.py",),
     stacks_on=("run-sampling", "run-processors", "run-penalties", "run-end"),
     edits=(
         Around(file="sglang/srt/speculative/eagle_utils.py", scope="eagle_sample", hook=f"{HOOKS}:verify"),

@@ -11,6 +11,11 @@ TOPIC = Topic(
     ),
     upstream="https://github.com/sgl-project/sglang/pull/22049",
     retire_when="upstream's penalisers advance by every committed token and apply per row of the verify",
+    detect="with the topic off, min_new_tokens=6 holds the end token back for 6 tokens and not for 18",
+    overlay=(
+        "sglang/srt/speculative/semantics/penalty_hooks.py",
+        "sglang/srt/speculative/semantics/penalty_rows.py",
+    ),
     stacks_on=("run-sampling", "run-processors"),
     edits=(
         Around(file="sglang/srt/speculative/eagle_utils.py", scope="eagle_sample", hook=f"{HOOKS}:verify"),

@@ -11,6 +11,11 @@ TOPIC = Topic(
     ),
     upstream="none: upstream documents seeds for --enable-deterministic-inference only",
     retire_when="upstream honours sampling_seed on the pytorch sampling backend without the deterministic mode",
+    detect="with the topic off, a seed gives the same text with and without speculation",
+    overlay=(
+        "sglang/srt/speculative/semantics/seed_hash.py",
+        "sglang/srt/speculative/semantics/seed_hooks.py",
+    ),
     edits=(
         Around(file=INFO, scope="SamplingBatchInfo.from_schedule_batch", hook=f"{HOOKS}:seed_batch"),
         Around(file=INFO, scope="SamplingBatchInfo.merge_batch", hook=f"{HOOKS}:merge"),

@@ -11,6 +11,7 @@ TOPIC = Topic(
     ),
     upstream="https://github.com/sgl-project/sglang/pull/22895, https://github.com/sgl-project/sglang/issues/36528",
     retire_when="upstream checks flags, target and draft against each other before it starts its processes",
+    detect="with the topic off, a draft of another vocabulary is refused in a sentence before weights load",
     overlay=("sglang/srt/speculative/arguments/",),
     edits=(
         Around(file=SERVER_ARGS, scope="ServerArgs.__post_init__", hook=f"{HOOKS}:resolve"),

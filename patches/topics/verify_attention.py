@@ -13,6 +13,7 @@ TOPIC = Topic(
     ),
     upstream="https://github.com/sgl-project/sglang/pull/39316",
     retire_when="upstream's Triton backend serves verify of absorbed MLA and GQA on CUDA with a split-KV kernel",
+    detect="`bench_verify slice` gives the same verify time with the topic on and off at a context of 64k",
     overlay=("sglang/srt/layers/attention/verify/",),
     edits=(
         Around(file=FILE, scope="TritonAttnBackend.__init__", hook=f"{HOOKS}:init_backend"),

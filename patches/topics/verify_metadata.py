@@ -11,6 +11,8 @@ TOPIC = Topic(
     ),
     upstream="none: follows from verify-attention",
     retire_when="verify-attention is retired, or upstream prepares nothing for a graph that reads the request table",
+    detect="with the topic off, a trace of a replayed verify shows no index, split or mask kernel before it",
+    overlay=("sglang/srt/layers/attention/verify/metadata.py",),
     stacks_on=("verify-attention",),
     edits=(
         ReplaceArgument(

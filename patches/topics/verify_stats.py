@@ -21,6 +21,7 @@ TOPIC = Topic(
         "upstream reports device times of every phase of a speculative cycle, accept lengths of kept tokens "
         "and a break-even"
     ),
+    detect="with the topic off, the server's state holds device times of draft, verify, accept, draft extend",
     overlay=("sglang/srt/speculative/stats/", "sglang/bench_verify/"),
     stacks_on=("verify-attention", "run-sampling", "run-processors", "run-penalties", "run-nonfinite"),
     edits=(

@@ -110,7 +110,9 @@ def test_equal_answers(tmp_path: Path) -> None:
     assert "> say [one]" in output and "one two" in output and "equal" in output
     assert "no performance claim" in " ".join(output.split())
     assert demo.left_over() == []
-    row = json.loads(demo.out.read_text())["rows"][0]
+    row, plain = json.loads(demo.out.read_text())["rows"]
+    assert (row["case"]["draft_tokens"], plain["case"]["draft_tokens"]) == (3, 0)
+    assert "accept_length" not in plain["metrics"] and plain["metrics"]["decode_ms"]["value"] >= 0
     assert row["metrics"]["accept_length"]["value"] == 2.0
     assert row["phases_ms"] == {"draft": 2.0, "verify": 5.0, "wall": 9.0}
     assert row["counters"]["differing"] == 0 and row["counters"]["kept_3"] == 3

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from sglang.verify_demo.cli import parser, read_prompts, server_command
+from sglang.bench_verify import headline
+from sglang.verify_demo.cli import parser, read_prompts, save, server_command
 from sglang.verify_demo.client import Answer
 from sglang.verify_demo.figures import (
     Difference,
@@ -124,3 +125,17 @@ def test_the_two_servers_differ_in_speculation_only() -> None:
     plain, speculative = (server_command(args, 1, speculative=flag) for flag in (False, True))
     assert speculative[: len(plain)] == plain and "--tp=2" in plain
     assert speculative[len(plain) :][-2:] == ["--speculative-num-draft-tokens", "4"]
+
+
+def test_the_results_file_feeds_the_headline(tmp_path: Path) -> None:
+    speculative, plain = Run("s", startup_s=3.0), Run("p", startup_s=2.0)
+    speculative.streamed = [Answer("", count=11, seconds=2.0, decode_seconds=1.0)]
+    plain.streamed = [Answer("", count=11, seconds=1.0, decode_seconds=0.5)]
+    speculative.collected = [answer(1, 2, spec_correct_drafts_histogram=[0, 0, 4])]
+    plain.collected = [answer(1, 2)]
+    args = parser().parse_args(["--model-path", "m/nano", "--draft-path", "d", "--prompts", "p"])
+    save(tmp_path / "cpu_demo.json", args, summary(speculative, plain), "2026-01-01T00:00:00+0000")
+    built = headline.build(headline.collect(tmp_path))
+    found = {name: entry["value"] for name, entry in built.items() if name.startswith("cpu.demo.")}
+    assert found["cpu.demo.accept_length"] == 3.0 and found["cpu.demo.startup_s"] == 3.0
+    assert (found["cpu.demo.tok_s"], found["cpu.demo.baseline_tok_s"]) == (5.5, 11.0)

@@ -75,7 +75,7 @@ TOPIC = """
 from patches.engine import *
 
 TOPIC = Topic(
-    name={name!r}, why="Because the test says so.", upstream="none", retire_when="the test ends",
+    name={name!r}, why="Because the test says so.", upstream="none", retire_when="the test ends", detect="never",
     edits=({edits}), {more}
 )
 """

@@ -13,6 +13,7 @@ import pytest
 from checkout import REPOSITORY, TAG, Checkout
 
 from patches.engine import fetch
+from patches.engine.cli import main
 
 ENGINE = 'file="sglang/srt/engine.py"'
 AROUND = f'Around({ENGINE}, scope="Engine.run", hook="sglang.hooks:f"),'
@@ -348,3 +349,116 @@ def test_unknown_topic_in_the_switch(checkout: Checkout, flags: tuple[str, ...])
         "SGLANG_FORK_DISABLE: unknown topic 'the-topik'. Did you mean 'the-topic'? "
         "Topics of this build: fork-report, the-topic."
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "shadowed"),
+    [("sglang/srt.py", "sglang/srt/"), ("sglang/srt/engine/__init__.py", "sglang/srt/engine.py")],
+)
+def test_overlay_takes_an_import_name(
+    checkout: Checkout, capsys: pytest.CaptureFixture[str], file: str, shadowed: str
+) -> None:
+    """No path of upstream's is overwritten, yet one of two modules would never be imported."""
+    checkout.overlay = {file: ""}
+    checkout.write()
+    failed(checkout, capsys, 1, f"has the import name of {shadowed},", "give ours another name")
+
+
+@pytest.mark.parametrize("file", ["upstream.toml", "patches/series"])
+def test_file_that_is_not_text(checkout: Checkout, capsys: pytest.CaptureFixture[str], file: str) -> None:
+    checkout.write()
+    with (checkout.root / file).open("ab") as stream:
+        stream.write(b"\xff\xfe")
+    failed(checkout, capsys, 2, file, "is not UTF-8 text")
+
+
+def test_number_in_place_of_a_version(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+    checkout.write()
+    pins = checkout.root / "upstream.toml"
+    pins.write_text(pins.read_text().replace('"1.0+verify.9"', "9"))
+    failed(checkout, capsys, 2, "malformed", "9 stands where a text is wanted")
+
+
+@pytest.mark.parametrize("command", ["check", "export", "pin"])
+@pytest.mark.parametrize(
+    ("fault", "status"), [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_full_disk_and_interruption(
+    checkout: Checkout,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    fault: BaseException,
+    status: int,
+) -> None:
+    """Not only composing writes; whatever does ends in one message."""
+    checkout.write()
+    pins = (checkout.root / "upstream.toml").read_text()
+
+    def fail(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("patches.engine.check.archive_sources", fail)
+    monkeypatch.setattr("patches.engine.pin.stage", fail)
+    monkeypatch.setattr("patches.engine.export._prove", fail)
+    assert checkout.engine(command) == status
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert ("No space left" if status == 1 else "interrupted") in error
+    assert (checkout.root / "upstream.toml").read_text() == pins
+    build = checkout.root / "build"
+    assert not build.exists() or (not list(build.glob(".exporting-*")) and not (build / "export").exists())
+
+
+PIP_SAYS = {
+    "dead network": (
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<x>: Failed to establish "
+        "a new connection: [Errno 111] Connection refused')': /simple/sglang/\n"
+        "ERROR: No matching distribution found for sglang==1.0\n",
+        "the package index cannot be reached",
+    ),
+    "unknown version": (
+        "ERROR: No matching distribution found for sglang==1.0\n",
+        "No matching distribution found for sglang==1.0",
+    ),
+    "another file": (
+        f"ERROR: THESE PACKAGES DO NOT MATCH\n        Expected sha256 {'a' * 64}\n             Got        {'b' * 64}\n",
+        f"serves another sglang-1.0-{TAG}-{TAG}-manylinux_2_34_x86_64.whl than the pinned one: its sha256 is bbbb",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PIP_SAYS)
+def test_what_pip_says(
+    checkout: Checkout,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+) -> None:
+    """pip's last line is the same for a dead network and a wrong version; ours is not."""
+    checkout.write()
+    said, wanted = PIP_SAYS[case]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(fetch.WHEELS_VARIABLE, raising=False)
+    ended = subprocess.CompletedProcess([], 1, "", said)
+    monkeypatch.setattr(fetch.subprocess, "run", lambda *_, **__: ended)
+    assert main(["--root", str(checkout.root), "compose"]) == 1
+    message = capsys.readouterr().err
+    assert wanted in message, message
+    assert (fetch.WHEELS_VARIABLE in message) == (case != "another file")
+
+
+def test_topic_that_cannot_be_retired(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+    """``check`` wants to know how one tells that a topic is not needed any more."""
+    checkout.topic("the-topic", AROUND)
+    checkout.topics["the-topic"] = checkout.topics["the-topic"].replace('detect="never"', 'detect=" "')
+    checkout.overlay = {"sglang/hooks.py": "def f(): pass\n"}
+    checkout.write()
+    assert checkout.engine("check") == 1
+    assert "'the-topic' does not say how to tell" in capsys.readouterr().err
+
+
+def test_no_line_end_is_converted() -> None:
+    """The tree is pinned byte by byte, also for those whose git converts line ends."""
+    assert "* -text" in (REPOSITORY / ".gitattributes").read_text().splitlines()

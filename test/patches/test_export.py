@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from checkout import Checkout
 
 from patches.engine import export as exporting
 from patches.engine.errors import EngineError
+from patches.engine.model import Sources
 from patches.engine.project import Project
 
 ENGINE = 'file="sglang/srt/engine.py"'
@@ -56,8 +58,8 @@ def test_message_and_contents(ready: Checkout) -> None:
     assert ready.engine("export") == 0
     first, second, rest = [path.read_text() for path in sorted((ready.root / "build" / "export").iterdir())]
     assert "Subject: [PATCH 1/3] first: Because the test says so\n" in first
-    assert "Upstream: none\nRetire when: the test ends\nBase: sglang 1.0\n" in first
-    assert "Not needed once: sglang/srt/engine.py defines Engine.faster" in second
+    assert "Upstream: none\nRetire when: the test ends\nBase: sglang 1.0\nNot needed when: never\n" in first
+    assert "Left out once: sglang/srt/engine.py defines Engine.faster" in second
     assert (
         "+++ b/sglang/hooks.py" in first
         and "sglang/hooks.py" not in second
@@ -112,3 +114,27 @@ def test_the_real_series(project: Project, archive: Path) -> None:
     paths = exporting.export(project, wheel_directory=archive.parent)
     topics = [topic.name for topic in project.topics()]
     assert [path.stem.partition("-")[2] for path in paths][: len(topics)] == topics
+
+
+def test_each_patch_brings_what_its_topic_calls(project: Project, sources: Sources) -> None:
+    """The first patches of the series stand alone: no hook, nor what it imports, comes with a later one."""
+    topics = project.topics()
+    overlay = project.overlay()
+    owned = exporting._ownership(topics, overlay)
+    have: set[str] = set()
+    for topic in topics:
+        have |= set(owned[topic.name])
+        wanted = [str(hook).partition(":")[0] for edit in topic.edits if (hook := getattr(edit, "hook", ""))]
+        seen: set[str] = set()
+        while wanted:
+            module = wanted.pop()
+            stem = module.replace(".", "/")
+            file = next((name for name in (f"{stem}.py", f"{stem}/__init__.py") if name in overlay), None)
+            if file is None or file in seen:
+                continue
+            seen.add(file)
+            for node in ast.walk(ast.parse(overlay[file].read_bytes())):
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    wanted += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        assert seen <= have, (topic.name, sorted(seen - have))
+        assert owned[topic.name] or topic.stacks_on, f"{topic.name} owns no file"

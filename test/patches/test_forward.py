@@ -88,3 +88,30 @@ def test_damaged_wheel(ready: Checkout, capsys: pytest.CaptureFixture[str]) -> N
     path.write_bytes(b"PK nothing")
     assert ready.engine("forward", "--wheel", str(path)) == 1
     assert "cannot be read as a wheel" in capsys.readouterr().err
+
+
+def test_needless_topics_are_named_apart(ready: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+    """They count among neither those that apply nor the faults."""
+    ready.topics["the-step"] = ready.topics["the-step"].replace(
+        'detect="never"', 'not_needed=Mentions("sglang/srt/engine.py", "Engine.step", "brake")'
+    )
+    ready.write()
+    ready.upstream["sglang/srt/engine.py"] = ready.upstream["sglang/srt/engine.py"].replace(
+        "return value * factor", "return brake(value * factor)"
+    )
+    status, states, end = lines(ready, capsys, "--strict")
+    assert status == 0 and states["the-step"].endswith("not needed")
+    assert end == "sglang 1.1: 2 of 3 topics apply: the-run, the-outer; not needed: the-step"
+
+
+def test_the_named_directory_holds_other_versions_too(
+    ready: Checkout, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network the look forward works as composing does."""
+    monkeypatch.setenv("SGLANG_FORK_WHEELS", str(ready.wheels))
+    assert ready.engine("forward", "--version", "1.1") == 1
+    assert "does not hold sglang-1.1-" in capsys.readouterr().err
+    ready.wheel(version="1.1")
+    assert ready.engine("forward", "--version", "1.1") == 0
+    assert "sglang 1.1: 3 of 3 topics apply" in capsys.readouterr().out
+    assert ready.engine("forward", "--version", "../1.1") == 2

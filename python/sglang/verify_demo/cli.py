@@ -127,41 +127,48 @@ def _type_out(console: Any, piece: str) -> None:
 
 
 def save(path: Path, args: argparse.Namespace, figures: dict[str, Any], started: str) -> None:
-    """Write the results file that the headline and the README's tables are made from."""
+    """Write the results file that the headline and the README's tables are made from.
+
+    Two rows of bench `demo_summary`: with speculation (`draft_tokens` = steps + 1) and without (0).
+    """
     from sglang.bench_verify.environment import capture
     from sglang.bench_verify.rows import Metric, Results, Row
 
-    units = {"tok_s": "tok/s", "startup_s": "s", "peak_bytes": "bytes"}
-    units |= {f"plain_{name}": unit for name, unit in units.items()}
-    units |= {"accept_length": "tokens", "cycle_ms": "ms", "decode_ms": "ms", "token_ms": "ms"}
-    metrics = {name: Metric(float(figures[name]), unit) for name, unit in units.items()}
-    metrics |= {
-        f"right_up_to_{place}": Metric(share, "ratio")
-        for place, share in enumerate(figures["by_position"], 1)
-    }
-    counters = {f"kept_{right + 1}": count for right, count in enumerate(figures["histogram"])}
-    counters |= {name: figures[name] for name in ("prompts", "tokens", "differing")}
-    # Milliseconds of a machine that others use are larger; this tells a reader how many waited for a CPU.
-    counters["load_average_5m"] = round(os.getloadavg()[1], 1)
-    case = {
-        "model": Path(args.model_path).name,
-        "draft_tokens": args.steps + 1,
-        "batch": 1,
-        "dtype": args.dtype,
-    }
-    row = Row(
-        bench="demo",
-        machine=args.device,
-        variant="fork",
-        case=case | {"prompts": figures["prompts"], "max_tokens": args.tokens},
-        metrics=metrics,
-        phases_ms=figures["phases_ms"],
-        counters=counters,
-        started=started,
-        note="tokens a second on a CPU are no performance claim; plain_* is the same server without speculation",
-    )
     results = Results(environments=[capture()])
-    results.add(row)
+    for draft_tokens, prefix in ((args.steps + 1, ""), (0, "plain_")):
+        units = {"tok_s": "tok/s", "startup_s": "s", "peak_bytes": "bytes"}
+        metrics = {name: Metric(float(figures[prefix + name]), unit) for name, unit in units.items()}
+        # Milliseconds of a machine that others use are larger; this tells a reader how many waited for a CPU.
+        counters: dict[str, Any] = {"load_average_5m": round(os.getloadavg()[1], 1)}
+        if draft_tokens:
+            told = {"accept_length": "tokens", "cycle_ms": "ms", "token_ms": "ms"}
+            metrics |= {name: Metric(float(figures[name]), unit) for name, unit in told.items()}
+            shares = enumerate(figures["by_position"], 1)
+            metrics |= {f"right_up_to_{place}": Metric(share, "ratio") for place, share in shares}
+            counters |= {f"kept_{right + 1}": count for right, count in enumerate(figures["histogram"])}
+            counters |= {name: figures[name] for name in ("prompts", "tokens", "differing")}
+        else:
+            metrics["decode_ms"] = Metric(float(figures["decode_ms"]), "ms")
+        case = {
+            "model": Path(args.model_path).name,
+            "draft_tokens": draft_tokens,
+            "batch": 1,
+            "dtype": args.dtype,
+            "prompts": figures["prompts"],
+            "max_tokens": args.tokens,
+        }
+        row = Row(
+            bench="demo_summary",
+            machine=args.device,
+            variant="fork",
+            case=case,
+            metrics=metrics,
+            phases_ms=figures["phases_ms"] if draft_tokens else {},
+            counters=counters,
+            started=started,
+            note="tokens a second on a CPU are no performance claim",
+        )
+        results.add(row)
     results.save(path)
 
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         "--tokens",
         str(args.tokens),
     ]
-    words += ["--machine", "cpu", "--bench", "demo", "--logs", args.logs, "--out", args.out]
+    words += ["--machine", "cpu", "--bench", "bench_demo", "--logs", args.logs, "--out", args.out]
     words += ["--server-args", "--device cpu --max-total-tokens 8192 --decode-log-interval 20"]
     if args.once:
         words.append("--once")

@@ -50,6 +50,11 @@ class _PortableLoader(importlib.abc.Loader):
             sys.modules[name] = importlib.import_module(self.target)
 
 
+def _first_line(error: Exception) -> str:
+    """The first line that says something; upstream's message begins with an empty one."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+
+
 class _CompiledLoader(importlib.abc.Loader):
     """Loads the compiled package and puts the portable one in its place if that does not work."""
 
@@ -70,7 +75,7 @@ class _CompiledLoader(importlib.abc.Loader):
                 if name.startswith(f"{NAME}."):
                     del sys.modules[name]
             sys.modules[NAME] = _portable(
-                f"it does not load ({type(error).__name__})", f"{str(error).splitlines()[:1]}; "
+                f"it does not load ({type(error).__name__})", f"{_first_line(error)}; "
             )
             return
         if not hasattr(module, CPU_OP):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from sglang.srt.speculative.semantics import penalty_rows
-from sglang.srt.speculative.semantics.verify_tree import ancestor_mask, chain_mask, repeats
+from sglang.srt.speculative.semantics.verify_tree import candidate_mask, repeats
 
 _ATTRIBUTE = "run_penalizers"
 
@@ -100,13 +100,6 @@ def verify(
     outcome = original(verify_input, batch, logits_output, grammar_mask)
     grow_state(orchestrator, tokens, accept_index=outcome[2])
     return outcome
-
-
-def candidate_mask(verify_input: Any, device: torch.device | str) -> torch.Tensor:
-    """Ancestors of each row, bool ``[B or 1, T, T]``; a chain needs no look at the tree."""
-    if verify_input.tree_topk == 1:
-        return chain_mask(verify_input.draft_token_num, device)
-    return ancestor_mask(verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
 
 
 def penalise_rows(logits: torch.Tensor, orchestrator: Any, tokens: torch.Tensor, mask: torch.Tensor) -> None:

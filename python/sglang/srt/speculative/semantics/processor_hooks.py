@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.speculative.semantics.penalty_hooks import candidate_mask
 from sglang.srt.speculative.semantics.row_bias import apply_bias
 from sglang.srt.speculative.semantics.row_history import RequestAtRow, output_before_drafts, path_tokens
+from sglang.srt.speculative.semantics.verify_tree import candidate_mask
 
 _COMMITTED = "run_committed_ids"
 

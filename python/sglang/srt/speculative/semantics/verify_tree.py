@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+
+def candidate_mask(verify_input: Any, device: torch.device | str) -> torch.Tensor:
+    """Ancestors of each row, bool ``[B or 1, T, T]``; a chain needs no look at the tree."""
+    if verify_input.tree_topk == 1:
+        return chain_mask(verify_input.draft_token_num, device)
+    return ancestor_mask(verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
 
 
 def chain_mask(rows: int, device: torch.device | str) -> torch.Tensor:
