@@ -215,7 +215,7 @@ def test_numbers_without_an_algorithm_are_named(make: Make, caplog: pytest.LogCa
     """They would be ignored without a word, and the user would wonder where the speed is."""
     with caplog.at_level(logging.WARNING, "sglang.fork.arguments"):
         make(speculative_algorithm=None, speculative_draft_model_path=None, speculative_num_steps=2)
-    assert "no effect without --speculative-algorithm: --speculative-num-steps" in caplog.text
+    assert "--speculative-num-steps has no effect without --speculative-algorithm" in caplog.text
 
 
 def test_map_into_the_target(make: Make) -> None:

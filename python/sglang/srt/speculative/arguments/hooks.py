@@ -78,7 +78,8 @@ def _before(args: Any) -> checkpoint.Config | None:
     if algorithm is None:
         idle = [option for option, value in _speculative_options(args) if value is not None]
         if idle:
-            logger.warning("no effect without --speculative-algorithm: %s", ", ".join(idle))
+            has = "has" if len(idle) == 1 else "have"
+            logger.warning("%s %s no effect without --speculative-algorithm", ", ".join(idle), has)
         return None
     _check_algorithm(args.speculative_algorithm)
     _fill_numbers(args, algorithm, context)
