@@ -1,6 +1,6 @@
 """Does EAGLE-3 change a token? The whole matrix on a CPU, and what it costs to start.
 
-    python benchmark/equality.py --out benchmark/results/cpu-equality.json
+    python benchmark/equality.py --out benchmark/results/cpu_equality.json
 
 Serves `models/nano` plainly and with its draft (a chain of 3), in float32, sends the same prompts greedily to both,
 and compares token by token: one by one and in batches of four, page size 1 and 16, prefix cache off and on, prompts

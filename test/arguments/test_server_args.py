@@ -160,6 +160,7 @@ CASES = (
     Case("draft path missing", "path-missing", CHAIN | {"speculative_draft_model_path": "/no/such/draft"}),
     Case("draft not on the hub", "path-unreachable", CHAIN | {"speculative_draft_model_path": "no/draft"}),
     Case("model path missing", "path-missing", CHAIN | {"model_path": "./no/model"}),
+    Case("page of no tokens", "page-size", CHAIN | {"page_size": 0}),
     Case("model not on the hub", "path-unreachable", CHAIN | {"model_path": "no/model"}),
 )
 
@@ -208,6 +209,13 @@ def test_sglang_23490_upstream_alone(make: Make) -> None:
 def test_one_dtype_for_both(make: Make) -> None:
     assert make(draft=DRAFT | {"torch_dtype": "float16"}, **CHAIN).dtype == "bfloat16"
     assert make(**CHAIN).dtype == "auto"
+
+
+def test_numbers_without_an_algorithm_are_named(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """They would be ignored without a word, and the user would wonder where the speed is."""
+    with caplog.at_level(logging.WARNING, "sglang.fork.arguments"):
+        make(speculative_algorithm=None, speculative_draft_model_path=None, speculative_num_steps=2)
+    assert "--speculative-num-steps has no effect without --speculative-algorithm" in caplog.text
 
 
 def test_map_into_the_target(make: Make) -> None:

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.speculative.arguments import checkpoint, choices, configs, draft, flags, machine, tokenizers
+from sglang.srt.speculative.arguments import (
+    checkpoint,
+    choices,
+    configs,
+    draft,
+    flags,
+    hub,
+    machine,
+    tokenizers,
+)
 from sglang.srt.speculative.arguments.faults import ArgumentFault, one_line
 from sglang.srt.speculative.arguments.target import require_capture
 
@@ -53,6 +62,7 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
     if str(server_args.model_path).lower() in NO_MODEL:
         original(server_args)
         return
+    machine.check_page_size(server_args.page_size)
     draft_config = _before(server_args)
     original(server_args)
     if draft_config is not None:
@@ -66,8 +76,10 @@ def _before(args: Any) -> checkpoint.Config | None:
     path = args.speculative_draft_model_path
     context = _served_context(args, target.config)
     if algorithm is None:
-        if path is not None:
-            logger.warning("%s has no effect without --speculative-algorithm", draft.DRAFT_PATH)
+        idle = [option for option, value in _speculative_options(args) if value is not None]
+        if idle:
+            has = "has" if len(idle) == 1 else "have"
+            logger.warning("%s %s no effect without --speculative-algorithm", ", ".join(idle), has)
         return None
     _check_algorithm(args.speculative_algorithm)
     _fill_numbers(args, algorithm, context)
@@ -87,6 +99,16 @@ def _before(args: Any) -> checkpoint.Config | None:
     _check_pair(args, target.config, proposer)
     _fill_shared(args, target.config, proposer.config)
     return proposer.config
+
+
+def _speculative_options(args: Any) -> tuple[tuple[str, object], ...]:
+    """What only a proposer reads, with the values given."""
+    return (
+        (draft.DRAFT_PATH, args.speculative_draft_model_path),
+        (flags.STEPS, args.speculative_num_steps),
+        (flags.TOPK, args.speculative_eagle_topk),
+        (flags.TOKENS, args.speculative_num_draft_tokens),
+    )
 
 
 def _check_algorithm(name: str) -> None:
@@ -120,39 +142,13 @@ def _find(option: str, path: str, revision: str | None, what: str, args: Any) ->
     if option == TARGET_PATH and args.load_format in ("gguf", "remote", "remote_instance"):
         return Side()
     local = checkpoint.local_directory(option, path, what=what)
-    directory = local or _hub_directory(option, path, revision)
+    directory = local
+    if directory is None and checkpoint.is_hub_id(path) and not _switched_on(MODELSCOPE):
+        directory = hub.config_directory(option, path, revision)
     if directory is None:
         return Side()
     config = checkpoint.read_config(option, directory, what=what, overrides=args.json_model_override_args)
     return Side(config, directory, whole=local is not None)
-
-
-def _hub_directory(option: str, path: str, revision: str | None) -> Path | None:
-    """Where the hub's cache keeps a repository's ``config.json``, fetched if need be; None where that says nothing."""
-    if not checkpoint.is_hub_id(path) or _switched_on(MODELSCOPE):
-        return None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(path, checkpoint.CONFIG_NAME, revision=revision)).parent
-    except LocalEntryNotFoundError as error:
-        reason = "it is not in the cache and the hub cannot be reached"
-        _raise_unreachable(option, path, reason, error)
-    except EntryNotFoundError:
-        return None  # A repository without config.json may be of a kind that only upstream knows.
-    except (OSError, ValueError) as error:
-        _raise_unreachable(option, path, one_line(error), error)
-    return None
-
-
-def _raise_unreachable(option: str, path: str, reason: str, cause: Exception) -> None:
-    raise ArgumentFault(
-        f"{option} {path}",
-        f"is no directory on this machine, and no such repository could be fetched ({reason})",
-        "correct the path, or download the checkpoint and give its directory",
-        code="path-unreachable",
-    ) from cause
 
 
 def _fill_numbers(args: Any, algorithm: str, context: int | None) -> None:

@@ -41,6 +41,21 @@ def check_port(host: str | None, port: int) -> None:
     )
 
 
+def check_page_size(size: int | None) -> None:
+    """Refuse a page of no tokens, by which upstream would divide.
+
+    Raises:
+        ArgumentFault: below 1; None, which leaves the choice to upstream, passes.
+    """
+    if size is not None and size < 1:
+        raise ArgumentFault(
+            f"--page-size {size}",
+            "must be at least 1",
+            "give --page-size 1, or leave it out",
+            code="page-size",
+        )
+
+
 def _bind_problem(host: str, port: int) -> str | None:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -3,7 +3,8 @@
 A verify reserves twice its width beyond the committed tokens. Upstream widens a request's row of the page
 table by the width plus four, enough for widths up to six; a wider run that ends at the context limit writes
 its slots into the neighbour's row. And it refuses requests that come within one width of the context limit,
-which plain decoding serves.
+which plain decoding serves. Nor does it look at the token ids that a request gives: one outside the vocabulary
+is an index error in the scheduler on a CPU, a device assertion on a GPU, and the end of the server.
 """
 
 from __future__ import annotations
@@ -33,3 +34,25 @@ def reserved_tokens(original: Callable[[Any], int], server_args: Any) -> int:
     reserved = original(server_args)
     family = str(server_args.speculative_algorithm or "").upper()
     return 0 if family.startswith("EAGLE") else reserved
+
+
+def known_tokens(
+    original: Callable[..., None], manager: Any, obj: Any, input_ids: list[int] | None, *rest: Any
+) -> None:
+    """Around the checks of one request: refuse ids that the embedding has no row for.
+
+    Requests with images or sound are left to upstream, which puts placeholders into their ids.
+
+    Raises:
+        ValueError: an id below 0 or not below the vocabulary; upstream answers it with status 400.
+    """
+    original(manager, obj, input_ids, *rest)
+    if not input_ids or obj.contains_mm_input():
+        return
+    size = int(manager.model_config.vocab_size)
+    if min(input_ids) < 0 or max(input_ids) >= size:
+        place, value = next((i, one) for i, one in enumerate(input_ids) if not 0 <= one < size)
+        raise ValueError(
+            f"input_ids[{place}] = {value} is no token of this model, whose ids are 0 to {size - 1}; "
+            "tokenize with this model's tokenizer"
+        )
