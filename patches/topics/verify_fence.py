@@ -10,6 +10,7 @@ TOPIC = Topic(
     ),
     upstream="none: follows from verify-attention",
     retire_when="verify-attention is retired, or its graphs read a copy of the table",
+    detect="a trace shows no kernel inside a replayed graph that reads the request table",
     edits=(
         Around(
             file="sglang/srt/model_executor/runner/decode_cuda_graph_runner.py",
