@@ -11,6 +11,7 @@ TOPIC = Topic(
     upstream="none: follows from verify-attention",
     retire_when="verify-attention is retired, or its graphs read a copy of the table",
     detect="a trace shows no kernel inside a replayed graph that reads the request table",
+    overlay=("sglang/srt/layers/attention/verify/fence.py",),
     edits=(
         Around(
             file="sglang/srt/model_executor/runner/decode_cuda_graph_runner.py",
