@@ -2,7 +2,6 @@ from patches.engine import Around, Topic
 
 FILE = "sglang/srt/layers/attention/triton_backend.py"
 HOOKS = "sglang.srt.layers.attention.verify.hooks"
-FENCE = "sglang.srt.layers.attention.verify.fence:after_replay"
 
 TOPIC = Topic(
     name="verify-attention",
@@ -31,15 +30,5 @@ TOPIC = Topic(
         Around(file=FILE, scope="TritonAttnBackend.forward_extend", hook=f"{HOOKS}:forward_extend"),
         Around(file=FILE, scope="TritonAttnBackend.forward_decode", hook=f"{HOOKS}:forward_decode"),
         Around(file=FILE, scope="TritonMultiStepDraftBackend.__init__", hook=f"{HOOKS}:init_multi_step"),
-        Around(
-            file="sglang/srt/model_executor/runner/decode_cuda_graph_runner.py",
-            scope="DecodeCudaGraphRunner.execute",
-            hook=FENCE,
-        ),
-        Around(
-            file="sglang/srt/speculative/eagle_draft_extend_cuda_graph_runner.py",
-            scope="EAGLEDraftExtendCudaGraphRunner.execute",
-            hook=FENCE,
-        ),
     ),
 )

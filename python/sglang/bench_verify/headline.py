@@ -30,6 +30,7 @@ class Rule:
         bench: the rows' bench.
         metric: the metric published, or the numerator where ``over`` is given.
         where: case entries that must be equal.
+        unless: case entries of which none may be equal.
         over: case entries of the row that the figure is divided by (same variant, same other entries).
         over_metric: metric of that row; default is ``metric``.
         lower_is_better: whether ratio = upstream / fork (times) or fork / upstream (rates).
@@ -42,20 +43,37 @@ class Rule:
     over: Mapping[str, Scalar] | None = None
     over_metric: str = ""
     lower_is_better: bool = True
+    unless: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+# A slice with noise for router logits reads the experts of three tokens in a verify, one without those of one:
+# two series of figures, never mixed in one row of a table.
+RANDOM_ROUTER = {"router": "random"}
+
+
+def _slice_rules(series: str, where: Mapping[str, Scalar], unless: Mapping[str, Scalar]) -> tuple[Rule, ...]:
+    decode = {"batch": 1, "draft_tokens": 0, **where}
+    cycle = {"batch": 1, "draft_tokens": 3, **where}
+    prefix = "{machine}." + series
+    return (
+        Rule(prefix + ".decode_ms.{context}", "slice", "decode_ms", decode, unless=unless),
+        Rule(prefix + ".cycle_ms.{context}", "slice", "cycle_ms", cycle, unless=unless),
+        Rule(
+            prefix + ".cycle_over_decode.{context}",
+            "slice",
+            "cycle_ms",
+            cycle,
+            over={"draft_tokens": 0},
+            over_metric="decode_ms",
+            unless=unless,
+        ),
+        Rule(prefix + ".verify_ms.{context}", "slice", "verify_ms", cycle, unless=unless),
+    )
 
 
 RULES = (
-    Rule("{machine}.slice.decode_ms.{context}", "slice", "decode_ms", {"batch": 1, "draft_tokens": 0}),
-    Rule("{machine}.slice.cycle_ms.{context}", "slice", "cycle_ms", {"batch": 1, "draft_tokens": 3}),
-    Rule(
-        "{machine}.slice.cycle_over_decode.{context}",
-        "slice",
-        "cycle_ms",
-        {"batch": 1, "draft_tokens": 3},
-        over={"draft_tokens": 0},
-        over_metric="decode_ms",
-    ),
-    Rule("{machine}.slice.verify_ms.{context}", "slice", "verify_ms", {"batch": 1, "draft_tokens": 3}),
+    *_slice_rules("slice", {}, RANDOM_ROUTER),
+    *_slice_rules("slice_random_router", RANDOM_ROUTER, {}),
     Rule(
         "{machine}.slice.launches_outside_graphs", "profile", "launches_outside_graphs", {"draft_tokens": 3}
     ),
@@ -163,6 +181,8 @@ def _figures(rule: Rule, rows: list[Source]) -> dict[str, dict[str, Figure]]:
     for source in rows:
         row = source.row
         if row.bench != rule.bench or rule.metric not in row.metrics or not _matches(row, rule.where):
+            continue
+        if rule.unless and any(row.case.get(name) == value for name, value in rule.unless.items()):
             continue
         # The fork with a topic off is neither the fork nor upstream.
         if row.variant == "fork" and row.topics_off:

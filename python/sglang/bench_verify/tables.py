@@ -48,14 +48,14 @@ def update_file(path: str | Path, headline: Headline, check: bool = False) -> bo
     return before == after
 
 
-def slice_table(headline: Headline) -> str:
+def slice_table(headline: Headline, series: str = "slice") -> str:
     """Upstream against fork on the one-GPU slice, a row a context."""
     rows = []
-    for machine in _machines(headline, ".slice."):
-        for context in _contexts(headline, f"{machine}.slice."):
-            decode = headline.get(f"{machine}.slice.decode_ms.{context}")
-            cycle = headline.get(f"{machine}.slice.cycle_ms.{context}")
-            over = headline.get(f"{machine}.slice.cycle_over_decode.{context}")
+    for machine in _machines(headline, f".{series}."):
+        for context in _contexts(headline, f"{machine}.{series}."):
+            decode = headline.get(f"{machine}.{series}.decode_ms.{context}")
+            cycle = headline.get(f"{machine}.{series}.cycle_ms.{context}")
+            over = headline.get(f"{machine}.{series}.cycle_over_decode.{context}")
             rows.append(
                 [machine, context, _cell(decode, "upstream"), _cell(decode, "value"), _cell(cycle, "upstream"),
                  _cell(cycle, "value"), _cell(over, "upstream"), _cell(over, "value"), _times(cycle)]
@@ -120,6 +120,7 @@ def demo_table(headline: Headline) -> str:
 
 TABLES: dict[str, Callable[[Headline], str]] = {
     "slice": slice_table,
+    "slice-random-router": lambda headline: slice_table(headline, "slice_random_router"),
     "attention": attention_table,
     "headline": headline_table,
     "demo": demo_table,
