@@ -93,10 +93,11 @@ def identities(meta: dict[str, Any]) -> list[str]:
         if sum(i * n for i, n in enumerate(histogram)) != correct:
             out.append(f"histogram {histogram} does not hold {correct} correct drafts")
         made, aborted = meta["completion_tokens"], meta["finish_reason"]["type"] == "abort"
-        # A retracted request is prefilled again, and each prefill makes a token.
-        prefills = 1 + meta.get("num_retractions", 0)
-        if made and not aborted and made != prefills + steps + correct:
+        # A retracted request is prefilled again, and each prefill makes a token; but overlapped scheduling may
+        # retract a request while the result of its prefill is under way, and throws that token away.
+        most = 1 + meta.get("num_retractions", 0)
+        if made and not aborted and not 1 <= made - steps - correct <= most:
             out.append(
-                f"{made} tokens from {prefills} prefills, {steps} verifies and {correct} correct drafts"
+                f"{made} tokens from 1 to {most} prefills, {steps} verifies and {correct} correct drafts"
             )
     return out
