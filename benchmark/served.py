@@ -204,10 +204,22 @@ class Served:
         answers = self.post("/generate", body, limit)
         return [Generation(tuple(a["output_ids"]), a["text"], a["meta_info"]) for a in answers]
 
-    def flush_cache(self) -> None:
-        """Empty the prefix cache."""
-        with self._open("/flush_cache", {}, 30.0) as answer:
-            answer.read()
+    def flush_cache(self, limit: float = 30.0) -> None:
+        """Empty the prefix cache, waiting up to `limit` seconds for the scheduler to be idle.
+
+        An answer leaves before its batch does, and a busy scheduler refuses: one refusal is no fault, a lasting
+        one is (a request that never ends) and raises ServerError.
+        """
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                with self._open("/flush_cache", {}, limit) as answer:
+                    answer.read()
+                return
+            except ServerError as error:
+                if "Flush cache failed" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def memory(self) -> dict[str, int]:
         """Return bytes: `peak_rss_sum` over the processes (shared pages counted in each), and `pss` of now."""

@@ -22,16 +22,19 @@ print(sgl_kernel.__name__, fallbacks.snapshot())
 """
 
 
-def run(folder: Path, *, install: bool = True, after: str = "") -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *, install: bool = True, after: str = "", options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Import `sgl_kernel` in a fresh interpreter that sees `folder` before the portable package.
 
-    The fork's `sglang` is entered as a namespace so that upstream's own import does not get there first.
+    The fork's `sglang` is entered as a namespace so that upstream's own import does not get there first. Where
+    the fork is installed that import comes all the same: `-S` among `options` keeps installed packages out.
     """
     here = Path(__file__).resolve().parents[2]
     paths = [str(folder), str(here / "python"), str(here / "sgl-kernel" / "python")]
     code = PROBE.format(install=install, after=after)
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *options, "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
@@ -87,7 +90,7 @@ def test_a_package_that_does_not_serve_is_replaced(tmp_path: Path, text: str, re
 
 def test_without_the_finder_a_broken_package_stays_an_error(tmp_path: Path) -> None:
     package(tmp_path, "raise ImportError('libcuda.so.1')")
-    result = run(tmp_path, install=False)
+    result = run(tmp_path, install=False, options=("-S",))
     assert result.returncode != 0
     assert "libcuda.so.1" in result.stderr
 
