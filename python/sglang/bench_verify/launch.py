@@ -7,12 +7,7 @@ servers.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shlex
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +17,7 @@ from types import TracebackType
 
 from sglang.bench_verify.client import Client
 from sglang.srt.speculative.stats.baseline import VARIABLE as BASELINE_VARIABLE
+from sglang.verify_demo.process import Server, ServerError, free_port
 
 
 class LaunchError(RuntimeError):
@@ -90,15 +86,8 @@ def forth_and_back(items: Sequence[ServerPlan], once: bool = False) -> list[Serv
     return list(items) if once else [*items, *reversed(items)]
 
 
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class RunningServer:
-    """A server process; a context manager that ends with the process gone."""
+    """A healthy server of a plan, for the length of a ``with`` block; afterwards its processes are gone."""
 
     def __init__(self, plan: ServerPlan, log: Path, baseline: Path, limit_s: float = 900.0) -> None:
         self.plan = plan
@@ -121,48 +110,26 @@ class RunningServer:
 
     def __enter__(self) -> RunningServer:
         begin = time.monotonic()
-        with self._log.open("w", encoding="utf-8") as log:
-            log.write(f"# {shlex.join(self.command)}\n")
-            log.flush()
-            self._process = subprocess.Popen(
-                self.command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                start_new_session=True,
-            )
-        while not self.client.healthy():
-            if self._process.poll() is not None:
-                raise LaunchError(
-                    f"server {self.plan.name} ended with status {self._process.returncode}\n{self._tail()}"
-                )
-            if time.monotonic() - begin > self._limit_s:
-                self._end()
-                raise LaunchError(
-                    f"server {self.plan.name} not healthy after {self._limit_s:.0f} s\n{self._tail()}"
-                )
-            time.sleep(0.5)
+        self._server = Server(self.command, self._log, self._environment, watch_memory=False)
+        self._server.__enter__()
+        try:
+            while not self.client.healthy():
+                try:
+                    self._server.check()
+                except ServerError as error:
+                    raise LaunchError(f"server {self.plan.name}: {error}") from error
+                if time.monotonic() - begin > self._limit_s:
+                    raise LaunchError(
+                        f"server {self.plan.name} not healthy after {self._limit_s:.0f} s\n{self._server.tail(30)}"
+                    )
+                time.sleep(0.5)
+        except BaseException:  # also an interrupt: without this block's end nobody else would stop the server
+            self._server.stop()
+            raise
         self.startup_s = time.monotonic() - begin
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        """Ask, then end the session that the server was started in; workers go with it."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(30)
-        # Workers that outlived their parent hold its GPU memory and the next start would fail.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(30)
-
-    def _tail(self, lines: int = 30) -> str:
-        try:
-            return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-        except OSError:
-            return ""
+        self._server.stop()

@@ -1,10 +1,11 @@
-"""A server as a child that cannot outlive the demo: own session, bounded stop, memory seen from outside."""
+"""A server as a child that cannot outlive its starter: own session, bounded stop, memory seen from outside."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -58,7 +59,7 @@ def proportional_bytes(pids: Sequence[int]) -> int:
 
 
 def _die_with_parent() -> None:
-    """Runs in the child before exec: if the demo is killed outright, the server is told to stop."""
+    """Runs in the child before exec: if the starter is killed outright, the server is told to stop."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
 
@@ -66,16 +67,25 @@ def _die_with_parent() -> None:
 class Server:
     """A server process for the length of a ``with`` block.
 
-    The child leads its own session: a Ctrl-C in the terminal reaches the demo alone, which then stops every
-    process of that session, also those that the server started.
+    The child leads its own session: a Ctrl-C in the terminal reaches the starter alone, which then stops every
+    process of that session, also those that the server started. The log begins with the command.
+
+    ``watch_memory`` samples ``peak_bytes`` every second. A bench leaves it off: reading a large process's page
+    statistics holds its memory map's lock.
     """
 
     def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        watch_memory: bool = True,
     ) -> None:
         self.command = list(command)
         self.log = log
         self.peak_bytes = 0
+        self._watch = watch_memory
         self._environment = dict(os.environ if environment is None else environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_watching = threading.Event()
@@ -84,6 +94,8 @@ class Server:
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as output:
+            output.write(f"# {shlex.join(self.command)}\n".encode())
+            output.flush()
             self._process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -93,8 +105,9 @@ class Server:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
-        self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
-        self._watcher.start()
+        if self._watch:
+            self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
+            self._watcher.start()
         return self
 
     def __exit__(
