@@ -1,0 +1,57 @@
+"""A bench server that does not come up, or whose start is interrupted, leaves no process behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from sglang.bench_verify.launch import LaunchError, RunningServer, ServerPlan
+from sglang.verify_demo.process import session_members
+
+SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)']); time.sleep(300)"
+
+
+class Scripted(RunningServer):
+    """Runs a given piece of Python in place of a server."""
+
+    def __init__(self, code: str, log: Path, limit_s: float = 60.0) -> None:
+        super().__init__(ServerPlan("scripted", "fork"), log, log.with_suffix(".json"), limit_s)
+        self._code = code
+
+    @property
+    def command(self) -> list[str]:
+        """The command line."""
+        return [sys.executable, "-c", self._code]
+
+
+def left_over(server: RunningServer) -> list[int]:
+    return session_members(server._server.pid)
+
+
+def test_an_interrupt_while_starting_stops_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Scripted(SLEEPER, tmp_path / "log")
+
+    def interrupted() -> bool:
+        assert left_over(server)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server.client, "healthy", interrupted)
+    with pytest.raises(KeyboardInterrupt), server:
+        pytest.fail("entered")
+    assert not left_over(server)
+
+
+def test_a_server_that_is_never_healthy_is_stopped(tmp_path: Path) -> None:
+    server = Scripted(SLEEPER, tmp_path / "log", limit_s=0.1)
+    with pytest.raises(LaunchError, match="scripted not healthy after"), server:
+        pytest.fail("entered")
+    assert not left_over(server)
+
+
+def test_a_server_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+    server = Scripted("raise SystemExit('no such model')", tmp_path / "log")
+    with pytest.raises(LaunchError, match=r"(?s)scripted.*status 1.*no such model"), server:
+        pytest.fail("entered")
