@@ -112,7 +112,7 @@ def _sampler() -> Any:
 
 def _agree_across_ranks(drawn: torch.Tensor) -> None:
     """All ranks take the draws of the first: their logits may differ in the last bit."""
-    from sglang.srt.distributed import get_tp_group
+    from sglang.srt.distributed.parallel_state import get_tp_group
     from sglang.srt.layers.dp_attention import is_dp_attention_enabled
     from sglang.srt.runtime_context import get_parallel
 

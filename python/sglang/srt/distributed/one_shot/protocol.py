@@ -1,0 +1,130 @@
+"""The flag protocol of the one-shot all-reduce, as data: what each rank does, in which order, with which orderings.
+
+One definition serves three readers: the CUDA kernels implement it (``csrc/``), the simulated peers execute it, and
+the model checker in ``test/race`` explores every interleaving of it. The weakening switches of :class:`Safety` exist
+for negative controls only.
+
+A *channel* is one independent instance of the protocol: a CTA of the kernel and the CTAs with the same index on
+the other ranks. It has its own epoch counter, its own slots and its own flags, so channels never order one another.
+
+One epoch of a channel at rank ``r`` (members ``M``, the peers are ``M`` without ``r``)::
+
+    for stage in stages:
+        push     my part into slot [buffer][stage][r] of every peer     plain 16-byte stores
+        publish  flag [stage][r] := epoch at every peer                  st.release.sys
+        await    my flag [stage][p] >= epoch for every peer p            ld.acquire.sys
+        read     my slots [buffer][stage][p], add in the order of ranks  plain loads
+
+with ``epoch`` = the channel's counter + 1 and ``buffer`` = ``epoch`` modulo the number of buffers. No flag and no
+slot is ever reset.
+
+**Why two buffers are enough and no end barrier is needed.** Only rank ``p`` reads ``p``'s slots, and ``r``
+overwrites what it pushed in epoch ``e`` when it pushes epoch ``e + 2``. It gets there only after awaiting ``p``'s
+flag of epoch ``e + 1``, which ``p`` publishes after its reads of epoch ``e``: in program order, and the release
+covers earlier reads. With one buffer the push of ``e + 1`` may meet those reads: nothing that ``r`` awaited says
+that ``p`` has finished ``e``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What a step does."""
+
+    PUSH = "push"
+    PUBLISH = "publish"
+    AWAIT = "await"
+    READ = "read"
+
+
+class Variant(Enum):
+    """How the reduction is spread over the ranks.
+
+    ONE_SHOT: every rank sends all rows to every peer and sums everything itself; (n - 1) x payload leaves a rank.
+    TWO_STAGE: reduce-scatter, then all-gather, both by push; 2 (n - 1) / n x payload leaves a rank, two hops.
+    """
+
+    ONE_SHOT = "one_shot"
+    TWO_STAGE = "two_stage"
+
+    @property
+    def stages(self) -> int:
+        """Number of push / publish / await / read rounds in one epoch."""
+        return 1 if self is Variant.ONE_SHOT else 2
+
+
+@dataclass(frozen=True)
+class Safety:
+    """Which protections are on; anything but the defaults is for negative controls.
+
+    Attributes:
+        buffers: copies of every slot, used in turn.
+        release: a flag may not become visible before the data pushed, nor before the reads done, ahead of it.
+        acquire: a slot may not be read before the flag that was awaited for it.
+        data_first: data is pushed before its flag is published.
+    """
+
+    buffers: int = 2
+    release: bool = True
+    acquire: bool = True
+    data_first: bool = True
+
+
+SAFE = Safety()
+EPOCH_MODULUS = 1 << 32
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one rank; ``peer`` is where it writes to, or whose contribution it waits for or reads."""
+
+    kind: Kind
+    peer: int
+    stage: int
+    epoch: int
+    buffer: int
+
+
+def reached(flag: int, epoch: int) -> bool:
+    """Whether a flag (uint32, wraps) has reached ``epoch``; a peer may be one epoch ahead, never 2**31."""
+    return (flag - epoch) % EPOCH_MODULUS < EPOCH_MODULUS // 2
+
+
+def peers_of(rank: int, members: Sequence[int]) -> tuple[int, ...]:
+    """The other members in the order in which a rank addresses them: its successors first.
+
+    Ranks start with different peers, so that the first stores of all of them do not meet at one link.
+
+    Raises:
+        ValueError: ``rank`` is not a member, or there are fewer than two members.
+    """
+    ordered = sorted(members)
+    if rank not in ordered or len(ordered) < 2 or len(set(ordered)) != len(ordered):
+        raise ValueError(f"rank {rank} cannot reduce among members {list(members)}")
+    at = ordered.index(rank)
+    return tuple(ordered[at + 1 :] + ordered[:at])
+
+
+def steps(
+    rank: int, members: Sequence[int], epoch: int, variant: Variant = Variant.ONE_SHOT, safety: Safety = SAFE
+) -> Iterator[Step]:
+    """The steps of one epoch in program order.
+
+    Args:
+        rank: who executes them.
+        members: ranks that take part, this one included.
+        epoch: 1 for the first use of a channel.
+        variant: one or two rounds.
+        safety: weakened for negative controls.
+    """
+    peers = peers_of(rank, members)
+    buffer = epoch % safety.buffers
+    for stage in range(variant.stages):
+        first, second = (Kind.PUSH, Kind.PUBLISH) if safety.data_first else (Kind.PUBLISH, Kind.PUSH)
+        for kind in (first, second, Kind.AWAIT, Kind.READ):
+            for peer in peers:
+                yield Step(kind, peer, stage, epoch, buffer)

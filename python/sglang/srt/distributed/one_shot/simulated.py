@@ -1,0 +1,270 @@
+"""Peers simulated on a CPU: the protocol of ``protocol.steps`` executed between threads or processes of one machine.
+
+Same interface, same order of summation, same errors as the CUDA kernels. Threads share a :class:`Fabric` object;
+processes open one by the same path. A CPU with strong store ordering (x86) keeps the orderings that the CUDA
+kernels ask for with release and acquire; what happens without them is the model checker's part (``test/race``).
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from sglang.srt.distributed.one_shot.errors import PeerTimeout, Unsupported
+from sglang.srt.distributed.one_shot.kernels import WORKSPACES, OneShotKernels, WorkspaceSpec
+from sglang.srt.distributed.one_shot.protocol import (
+    EPOCH_MODULUS,
+    SAFE,
+    Kind,
+    Safety,
+    Step,
+    Variant,
+    peers_of,
+    reached,
+    steps,
+)
+
+PREFLIGHT = "preflight"
+PREFLIGHT_LIMIT_S = 5.0
+_FLAG_BYTES = 8  # int64 in memory, compared as uint32
+
+# Called before each step; False skips it (a lost flag, a lost store); it may also sleep (a late rank).
+Intercept = Callable[[Step], bool]
+
+
+class Fabric:
+    """The memory of all ranks: slots and flags of every workspace; zero at first, never reset."""
+
+    def __init__(
+        self, ranks: int, workspaces: Mapping[str, WorkspaceSpec] = WORKSPACES, path: Path | None = None
+    ) -> None:
+        """Args: number of ranks; workspaces; a file that all processes name alike (None: threads)."""
+        self.ranks, self.workspaces = ranks, dict(workspaces)
+        self.pairs = list(combinations(range(ranks), 2))
+        self._bases: dict[str, tuple[int, int]] = {}
+        size = 0
+        for name, spec in self.workspaces.items():
+            slot = spec.max_rows * spec.max_hidden * 2
+            self._bases[name] = (size, slot)
+            cells = ranks * self.channels(name) * 2 * ranks
+            size += cells * (_FLAG_BYTES + 2 * slot)
+        if path is None:
+            self._map = mmap.mmap(-1, size)
+        else:
+            with path.open("a+b") as file:
+                file.truncate(size)  # grows once; sparse until touched
+                self._map = mmap.mmap(file.fileno(), size)
+        self._bytes = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)
+
+    def channels(self, workspace: str) -> int:
+        """Channels of a workspace: one for all ranks; ``preflight`` has one more for each pair."""
+        return 1 + (len(self.pairs) if workspace == PREFLIGHT else 0)
+
+    def _cell(self, workspace: str, owner: int, channel: int, stage: int, source: int) -> int:
+        return ((owner * self.channels(workspace) + channel) * 2 + stage) * self.ranks + source
+
+    def flag(self, workspace: str, owner: int, channel: int, stage: int, source: int) -> torch.Tensor:
+        """int64 scalar: the last epoch that ``source`` published to ``owner``."""
+        at = self._bases[workspace][0] + _FLAG_BYTES * self._cell(workspace, owner, channel, stage, source)
+        return self._bytes[at : at + _FLAG_BYTES].view(torch.int64)[0]
+
+    def slot(
+        self, workspace: str, owner: int, channel: int, stage: int, source: int, buffer: int, size: int
+    ) -> torch.Tensor:
+        """uint8 [size]: what ``source`` pushed to ``owner``."""
+        base, slot = self._bases[workspace]
+        base += _FLAG_BYTES * self.ranks * self.channels(workspace) * 2 * self.ranks
+        at = base + slot * (2 * self._cell(workspace, owner, channel, stage, source) + buffer)
+        return self._bytes[at : at + size]
+
+
+class SimulatedKernels(OneShotKernels):
+    """One rank of a :class:`Fabric`. A wait polls; a bounded one raises PeerTimeout where the GPU writes a record."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        rank: int,
+        *,
+        safety: Safety = SAFE,
+        intercept: Intercept | None = None,
+    ) -> None:
+        self.fabric, self.rank, self.world_size = fabric, rank, fabric.ranks
+        self.workspaces = fabric.workspaces
+        self._safety, self._intercept = safety, intercept
+        self._epochs: dict[tuple[str, int], int] = {}
+        self._failed: dict[str, PeerTimeout] = {}
+        self._aborted = threading.Event()
+
+    def all_reduce(
+        self,
+        x: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        workspace: str = "eager",
+        variant: Variant = Variant.ONE_SHOT,
+        limit_s: float | None = None,
+        members: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        out = torch.empty_like(x) if out is None else out
+        self.require(x, out, workspace=workspace)
+        out.copy_(self._sum(x, workspace, variant, limit_s, members))
+        return out
+
+    def all_reduce_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        out: torch.Tensor | None = None,
+        residual_out: torch.Tensor | None = None,
+        workspace: str = "eager",
+        variant: Variant = Variant.ONE_SHOT,
+        limit_s: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.empty_like(x) if out is None else out
+        residual_out = torch.empty_like(x) if residual_out is None else residual_out
+        self.require(x, residual, weight, out, residual_out, workspace=workspace)
+        hidden = self._sum(x, workspace, variant, limit_s, None) + residual.float()
+        scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps)
+        residual_out.copy_(hidden)
+        out.copy_(hidden * scale * weight.float())
+        return out, residual_out
+
+    def check(self, workspace: str | None = None) -> None:
+        for name, error in self._failed.items():
+            if workspace in (None, name):
+                raise error
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def close(self) -> None:
+        self._epochs.clear()
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [
+            ("kernels", "simulated on the CPU"),
+            ("sharing", "one mapping"),
+            ("ranks", str(self.world_size)),
+        ]
+
+    def _channel(self, workspace: str, members: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+        if members is None:
+            return 0, tuple(range(self.world_size))
+        pair = tuple(sorted(members))
+        if workspace != PREFLIGHT or pair not in self.fabric.pairs or self.rank not in pair:
+            raise Unsupported(
+                f"members {list(members)} on workspace {workspace}: only two different ranks, one of them rank "
+                f"{self.rank}, on workspace {PREFLIGHT}"
+            )
+        return 1 + self.fabric.pairs.index(pair), pair
+
+    def _sum(
+        self,
+        x: torch.Tensor,
+        workspace: str,
+        variant: Variant,
+        limit_s: float | None,
+        members: Sequence[int] | None,
+    ) -> torch.Tensor:
+        """float32 sum of ``x`` over the members; two-stage: rounded to ``x``'s dtype in between."""
+        self.check(workspace)
+        channel, ranks = self._channel(workspace, members)
+        epoch = self._epochs[workspace, channel] = self._epochs.get((workspace, channel), 0) + 1
+        if limit_s is None:
+            limit_s = PREFLIGHT_LIMIT_S if workspace == PREFLIGHT else 0.0
+        parts = list(x.contiguous().view(-1).chunk(len(ranks))) if variant is Variant.TWO_STAGE else []
+        parts += [x.new_empty(0)] * (len(ranks) - len(parts))
+        mine = ranks.index(self.rank)
+        outgoing = [parts[ranks.index(p)] if variant is Variant.TWO_STAGE else x.view(-1) for p in ranks]
+        gathered: dict[int, torch.Tensor] = {self.rank: outgoing[mine]}
+        stage = 0
+        for step in steps(self.rank, ranks, epoch, variant, self._safety):
+            if step.stage != stage:  # the reduced shard goes to everyone
+                stage = step.stage
+                reduced = self._ordered(gathered, ranks).to(x.dtype)
+                outgoing, gathered = [reduced] * len(ranks), {self.rank: reduced}
+            if self._intercept is not None and not self._intercept(step):
+                continue
+            data = outgoing[ranks.index(step.peer)]
+            if step.kind is Kind.PUSH:
+                raw = data.contiguous().view(torch.uint8)
+                self.fabric.slot(
+                    workspace, step.peer, channel, stage, self.rank, step.buffer, raw.numel()
+                ).copy_(raw)
+            elif step.kind is Kind.PUBLISH:
+                self.fabric.flag(workspace, step.peer, channel, stage, self.rank).fill_(epoch % EPOCH_MODULUS)
+            elif step.kind is Kind.AWAIT:
+                self._await(workspace, channel, step, limit_s)
+            else:
+                sent = parts[ranks.index(step.peer)] if stage else outgoing[mine]
+                raw = self.fabric.slot(
+                    workspace, self.rank, channel, stage, step.peer, step.buffer, sent.numel() * 2
+                )
+                gathered[step.peer] = raw.clone().view(x.dtype)
+        if variant is Variant.TWO_STAGE:
+            return torch.cat([gathered[rank].view(-1) for rank in ranks]).view(x.shape).float()
+        return self._ordered(gathered, ranks).view(x.shape)
+
+    @staticmethod
+    def _ordered(parts: Mapping[int, torch.Tensor], ranks: Sequence[int]) -> torch.Tensor:
+        total = parts[ranks[0]].float()
+        for rank in ranks[1:]:
+            total = total + parts[rank].float()
+        return total
+
+    def _await(self, workspace: str, channel: int, step: Step, limit_s: float) -> None:
+        flag = self.fabric.flag(workspace, self.rank, channel, step.stage, step.peer)
+        wanted = step.epoch % EPOCH_MODULUS
+        deadline = time.monotonic() + limit_s if limit_s else float("inf")
+        while not reached(int(flag), wanted):
+            aborted = self._aborted.is_set()
+            if aborted or time.monotonic() > deadline:
+                self._failed[workspace] = PeerTimeout(
+                    self.rank,
+                    step.peer,
+                    workspace,
+                    channel=channel,
+                    stage=step.stage,
+                    epoch=wanted,
+                    seen=int(flag),
+                    aborted=aborted,
+                )
+                raise self._failed[workspace]
+            time.sleep(0)
+
+
+def spawn_threads(ranks: int, work: Callable[[int], object], deadline_s: float = 60.0) -> list[object]:
+    """Run ``work(rank)`` in one thread a rank and return the results (an exception is a result).
+
+    Raises:
+        TimeoutError: a thread is not done in time; it is named.
+    """
+    results: list[object] = [None] * ranks
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    end = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.start()
+    for rank, thread in enumerate(threads):
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            raise TimeoutError(f"simulated rank {rank} is not done after {deadline_s} s")
+    return results
+
+
+__all__ = ["Fabric", "Intercept", "SimulatedKernels", "peers_of", "spawn_threads"]

@@ -1,0 +1,185 @@
+"""Simulated peers: sums, order of summation, odd sizes, both variants, and what a lost flag or a dead rank does."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+
+import pytest
+import torch
+from sglang.srt.distributed.one_shot.errors import PeerTimeout, Unsupported
+from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec, admit
+from sglang.srt.distributed.one_shot.protocol import Kind, Step, Variant, reached
+from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels, spawn_threads
+
+SPECS = {name: WorkspaceSpec(8, 256) for name in ("eager", "target", "draft", "preflight")}
+VARIANTS = list(Variant)
+
+
+def inputs(ranks: int, rows: int, hidden: int, seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(rows, hidden, generator=generator).mul(8).to(dtype) for _ in range(ranks)]
+
+
+def ordered_sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_sums_are_those_of_the_fixed_order_on_every_rank(ranks: int, variant: Variant) -> None:
+    fabric = Fabric(ranks, SPECS)
+    rounds = [(rows, hidden, dtype) for rows in (1, 3, 7) for hidden in (8, 136, 256) for dtype in (torch.bfloat16, torch.float16)]  # fmt: skip
+
+    def work(rank: int) -> list[torch.Tensor]:
+        kernels = SimulatedKernels(fabric, rank)
+        return [
+            kernels.all_reduce(inputs(ranks, rows, hidden, n, dtype)[rank], variant=variant)
+            for n, (rows, hidden, dtype) in enumerate(rounds)
+        ]
+
+    results = spawn_threads(ranks, work)
+    for n, (rows, hidden, dtype) in enumerate(rounds):
+        wanted = ordered_sum(inputs(ranks, rows, hidden, n, dtype)).to(dtype)
+        for result in results:
+            assert torch.equal(result[n], wanted)  # type: ignore[index]
+
+
+def test_fused_norm_in_place_and_interleaved_workspaces() -> None:
+    ranks, eps = 2, 1e-6
+    fabric = Fabric(ranks, SPECS)
+    names = ["eager", "target", "draft", "draft", "eager", "eager", "target"]
+
+    def work(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        kernels = SimulatedKernels(fabric, rank)
+        results = []
+        for n, name in enumerate(names):
+            x = inputs(ranks, 3, 136, n, torch.bfloat16)[rank]
+            residual, weight = inputs(2, 3, 136, 100 + n, torch.bfloat16)
+            results.append(
+                kernels.all_reduce_rms_norm(
+                    x, residual, weight[0].contiguous(), eps, out=x, residual_out=residual, workspace=name
+                )
+            )
+        return results
+
+    for result in spawn_threads(ranks, work):
+        for n in range(len(names)):
+            residual, weight = inputs(2, 3, 136, 100 + n, torch.bfloat16)
+            hidden = ordered_sum(inputs(ranks, 3, 136, n, torch.bfloat16)) + residual.float()
+            normed = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps) * weight[0].float()
+            torch.testing.assert_close(result[n][0], normed.bfloat16())  # type: ignore[index]
+            assert torch.equal(result[n][1], hidden.bfloat16())  # type: ignore[index]
+
+
+def test_a_lost_flag_ends_the_wait_with_both_names() -> None:
+    fabric = Fabric(3, SPECS)
+
+    def lose(step: Step) -> bool:
+        return not (step.kind is Kind.PUBLISH and step.peer == 0 and step.epoch == 2)
+
+    def work(rank: int) -> None:
+        kernels = SimulatedKernels(fabric, rank, intercept=lose if rank == 2 else None)
+        for _ in range(2):
+            kernels.all_reduce(torch.ones(1, 8, dtype=torch.bfloat16), limit_s=1.0)
+        kernels.check()
+
+    results = spawn_threads(3, work)
+    assert isinstance(results[0], PeerTimeout)
+    assert (results[0].rank, results[0].peer, results[0].epoch, results[0].seen) == (0, 2, 2, 1)
+    assert "rank 0 waited for rank 2" in str(results[0])
+    assert results[1] is None and results[2] is None
+
+
+def test_a_dead_rank_is_named_by_all_others_and_a_late_one_is_waited_for() -> None:
+    fabric = Fabric(3, SPECS)
+
+    def work(rank: int) -> torch.Tensor:
+        kernels = SimulatedKernels(fabric, rank)
+        if rank == 1:
+            time.sleep(0.3)
+        first = kernels.all_reduce(torch.ones(1, 8, dtype=torch.bfloat16), limit_s=20.0)
+        if rank == 1:
+            return first
+        kernels.all_reduce(first, limit_s=0.5)
+        raise AssertionError("the second sum cannot be complete")
+
+    results = spawn_threads(3, work)
+    assert torch.equal(results[1], torch.full((1, 8), 3.0, dtype=torch.bfloat16))  # type: ignore[arg-type]
+    for rank in (0, 2):
+        error = results[rank]
+        assert isinstance(error, PeerTimeout) and error.peer == 1
+
+
+def test_abort_ends_an_unbounded_wait_and_poisons_the_workspace() -> None:
+    fabric = Fabric(2, SPECS)
+    kernels = SimulatedKernels(fabric, 0)
+    x = torch.ones(1, 8, dtype=torch.bfloat16)
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            kernels.all_reduce(x)
+        time.sleep(0.2)
+        kernels.abort()
+
+    error = spawn_threads(2, work)[0]
+    assert isinstance(error, PeerTimeout) and error.aborted
+    with pytest.raises(PeerTimeout):
+        kernels.all_reduce(x)
+
+
+def test_pairs_have_channels_of_their_own() -> None:
+    ranks = 4
+    fabric = Fabric(ranks, SPECS)
+
+    def work(rank: int) -> dict[tuple[int, int], float]:
+        kernels = SimulatedKernels(fabric, rank)
+        sums = {}
+        for pair in combinations(range(ranks), 2):
+            if rank in pair:
+                x = torch.full((1, 8), float(rank + 1), dtype=torch.bfloat16)
+                sums[pair] = float(kernels.all_reduce(x, workspace="preflight", members=pair)[0, 0])
+        x = torch.full((1, 8), float(rank + 1), dtype=torch.bfloat16)
+        assert float(kernels.all_reduce(x, workspace="preflight")[0, 0]) == 10.0
+        with pytest.raises(Unsupported):
+            kernels.all_reduce(x, members=(0, 1))
+        return sums
+
+    for result in spawn_threads(ranks, work):
+        for (a, b), value in result.items():  # type: ignore[union-attr]
+            assert value == a + b + 2
+
+
+REFUSED = {
+    "float32": (dict(rows=1, hidden=64, dtype=torch.float32, ranks=2), "float32"),
+    "odd hidden": (dict(rows=1, hidden=63, dtype=torch.bfloat16, ranks=2), "multiple of 8"),
+    "hidden 4": (dict(rows=1, hidden=4, dtype=torch.bfloat16, ranks=2), "multiple of 8"),
+    "too wide": (dict(rows=1, hidden=8200, dtype=torch.bfloat16, ranks=2), "limit"),
+    "too many rows": (dict(rows=65, hidden=64, dtype=torch.bfloat16, ranks=2), "rows"),
+    "no rows": (dict(rows=0, hidden=64, dtype=torch.bfloat16, ranks=2), "no rows"),
+    "one rank": (dict(rows=1, hidden=64, dtype=torch.bfloat16, ranks=1), "ranks"),
+    "nine ranks": (dict(rows=1, hidden=64, dtype=torch.bfloat16, ranks=9), "ranks"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_are_sentences(name: str) -> None:
+    call, words = REFUSED[name]
+    admission = admit(**call)  # type: ignore[arg-type]
+    assert not admission and words in admission.reason
+
+
+def test_a_view_that_is_not_contiguous_is_refused_before_anything_is_sent() -> None:
+    kernels = SimulatedKernels(Fabric(2, SPECS), 0)
+    x = torch.ones(4, 32, dtype=torch.bfloat16)[:, :16]
+    with pytest.raises(Unsupported, match="contiguous"):
+        kernels.all_reduce(x)
+    with pytest.raises(Unsupported, match="aligned"):
+        kernels.all_reduce(torch.ones(33, dtype=torch.bfloat16)[1:].view(1, 32))
+
+
+def test_flags_compare_across_the_wrap() -> None:
+    assert reached(0, 2**32 - 1) and not reached(2**32 - 1, 0) and reached(5, 5) and not reached(4, 5)
