@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import Any
 from sglang.srt.speculative.arguments import (
     checkpoint,
     choices,
+    config_file,
     configs,
     draft,
     flags,
@@ -36,7 +38,11 @@ NO_MODEL = ("none", "dummy")
 LONGER_CONTEXT = ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "SGLANG_IS_IN_CI")
 OWN_MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 MODELSCOPE = "SGLANG_USE_MODELSCOPE"
-ARGUMENT_FILES = ("/sglang/srt/server_args.py", "/sglang/srt/configs/model_config.py")
+ARGUMENT_FILES = (
+    "/sglang/srt/server_args.py",
+    "/sglang/srt/server_args_config_parser.py",
+    "/sglang/srt/configs/model_config.py",
+)
 REFUSAL_LENGTH = 600
 
 
@@ -240,6 +246,7 @@ def launch(original: Callable[[Any], None], server_args: Any) -> None:
 def prepare(original: Callable[[list[str]], Any], argv: list[str]) -> Any:
     """Around ``prepare_server_args``, the command line's way in: one line and status 2 in place of a traceback."""
     try:
+        config_file.check(argv, _options(argv))
         server_args = original(argv)
         check_machine(server_args)
         if server_args.node_rank == 0:
@@ -251,6 +258,17 @@ def prepare(original: Callable[[list[str]], Any], argv: list[str]) -> Any:
         print(f"sglang: error: {one_line(error, REFUSAL_LENGTH)}.", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
     return server_args
+
+
+def _options(argv: list[str]) -> set[str]:
+    """Every option of the server; asked for only where a configuration file is named."""
+    if not any(word.startswith(config_file.OPTION) for word in argv):
+        return set()
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return {option for action in parser._actions for option in action.option_strings}
 
 
 def is_refusal(error: Exception) -> bool:

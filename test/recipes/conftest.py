@@ -1,0 +1,9 @@
+"""The made-up checkpoints of test/arguments serve here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "arguments")]
