@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang.bench_verify.environment import native_environment
 from sglang.srt.speculative.stats import ranks
+from sglang.srt.verify_settings.native import native_environment
 
 DEADLINE_S = 120.0
 

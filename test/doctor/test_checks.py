@@ -284,7 +284,7 @@ CASES = (
         H200,
         put({"NCCL_P2P_LEVL": "SYS"}, "environment"),
         WARNING,
-        "nccl",
+        "settings",
         ("NCCL_P2P_LEVL", "NCCL_P2P_LEVEL?"),
     ),
     Case(
@@ -292,7 +292,7 @@ CASES = (
         H200,
         put({"NCCL_P2P_DISABLE": "1"}, "environment"),
         WARNING,
-        "nccl",
+        "settings",
         ("NVLinks",),
     ),
     Case(

@@ -9,7 +9,6 @@ bounded in time, and a probe that fails leaves its field empty rather than stopp
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import importlib.metadata
 import os
@@ -18,7 +17,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,14 @@ class Rank:
     device: str = ""
     nccl_version: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    differs: Sequence[str] | None = None
+    nccl_log: Mapping[str, Any] | None = None
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Rank:
+        """From a rank's own record; what a newer server adds is ignored."""
+        known = {entry.name for entry in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in item.items() if name in known})
 
 
 @dataclass
@@ -93,7 +100,7 @@ class Environment:
         known = {entry.name for entry in dataclasses.fields(cls)}
         values = {name: value for name, value in item.items() if name in known}
         values["gpus"] = [Gpu(**entry) for entry in item.get("gpus", [])]
-        values["ranks"] = [Rank(**rank) for rank in item.get("ranks", [])]
+        values["ranks"] = [Rank.from_json(rank) for rank in item.get("ranks", [])]
         values["load"] = Load(**{name: _tuple(value) for name, value in item.get("load", {}).items()})
         return cls(**values)
 
@@ -157,26 +164,6 @@ def portable(word: str) -> str:
 def kernel_settings(command_line: str) -> str:
     """The kernel settings that reach a GPU, its link or the processor; the rest is nobody's business."""
     return " ".join(word for word in command_line.split() if KERNEL_SETTINGS.match(word))
-
-
-def native_environment(prefix: str = "NCCL_") -> dict[str, str]:
-    """Variables as the C library of this process holds them, which is where NCCL reads them.
-
-    ``os.environ`` is a copy made at start; a library that called ``putenv`` or a launcher that
-    replaced the mapping leaves the two different, and then only this reading is right.
-    """
-    try:
-        entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-    except (ValueError, OSError):
-        return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefix)}
-    found: dict[str, str] = {}
-    index = 0
-    while entries and (entry := entries[index]) is not None:
-        name, _, value = entry.decode("utf-8", "replace").partition("=")
-        if name.startswith(prefix):
-            found[name] = value
-        index += 1
-    return dict(sorted(found.items()))
 
 
 @contextlib.contextmanager

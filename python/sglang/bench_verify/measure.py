@@ -67,7 +67,7 @@ def describe(client: Client, record: Environment) -> int:
                 str(value).rstrip("/").rpartition("/")[2] if "path" in name else str(value)
             )
     statistics = states[0].get("spec_stats") or {}
-    record.ranks = [Rank(**item) for item in statistics.get("ranks", [])]
+    record.ranks = [Rank.from_json(item) for item in statistics.get("ranks", [])]
     fork = statistics.get("fork") or {}
     record.topics = dict(fork.get("topics") or record.topics)
     record.fork_version = str(fork.get("version") or record.fork_version)

@@ -20,14 +20,15 @@ class Level(str, Enum):
 class Finding:
     """One line of the report.
 
-    ``about`` is what was looked at, ``found`` the value and the limit, ``cure`` what to do. A warning or a
-    fault without a cure is an error of the check.
+    ``about`` is what was looked at, ``found`` the value and the limit, ``cure`` what to do, ``group`` the part of
+    the report. A warning or a fault without a cure is an error of the check.
     """
 
     level: Level
     about: str
     found: str
     cure: str = ""
+    group: str = ""
 
     def __post_init__(self) -> None:
         if self.level in (Level.WARNING, Level.FAULT) and not self.cure:

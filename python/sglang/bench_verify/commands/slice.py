@@ -129,5 +129,5 @@ def _with_state(fleet: Fleet, row: Row, results: Results) -> Row:
         counters[f"capture_s.{kind}"] = seconds
     record = results.environments[row.environment]
     if not record.ranks:
-        record.ranks = [Rank(**item) for item in state.get("ranks", [])]
+        record.ranks = [Rank.from_json(item) for item in state.get("ranks", [])]
     return dataclasses.replace(row, counters=counters)

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sglang.verify_doctor.checks import deployment, devices, links, models, settings, software
 from sglang.verify_doctor.findings import Finding
+from sglang.verify_doctor.registry import Check, contributions
 
-Check = Callable[[Mapping[str, Any], str], list[Finding]]
-
-ALL: tuple[Check, ...] = (
-    software.python,
-    software.pins,
-    software.torch,
-    software.kernels,
-    software.missing,
-    devices.driver,
-    devices.capability,
-    devices.architectures,
-    devices.partitions,
-    devices.shared_memory,
-    devices.memory,
-    links.topology,
-    links.iommu,
-    links.acs,
-    links.window,
-    links.width,
-    settings.nccl_version,
-    settings.nccl_variables,
-    settings.allocator,
-    deployment.topics,
-    deployment.fallbacks,
-    models.pair,
-    models.memory,
-)
+# Groups in the order of the report. What another part contributes comes last, under its own name.
+GROUPS: dict[str, tuple[Check, ...]] = {
+    "software": (software.python, software.pins, software.torch, software.kernels, software.missing),
+    "machine": (
+        devices.driver,
+        devices.capability,
+        devices.architectures,
+        devices.partitions,
+        devices.shared_memory,
+        devices.memory,
+    ),
+    "links": (links.topology, links.iommu, links.acs, links.window, links.width),
+    "settings": (settings.nccl_version, settings.nccl_variables, settings.allocator, settings.profile),
+    "fork": (deployment.topics, deployment.fallbacks),
+    "model": (models.pair, models.memory),
+}
 
 
 def serving(facts: Mapping[str, Any]) -> str:
@@ -47,4 +38,12 @@ def serving(facts: Mapping[str, Any]) -> str:
 def judge(facts: Mapping[str, Any], mode: str | None = None) -> list[Finding]:
     """Findings of every check, in the order of the report; ``mode`` is ``cpu`` or ``gpu``."""
     chosen = mode or serving(facts)
-    return [finding for check in ALL for finding in check(facts, chosen)]
+    others, broken = contributions()
+    groups = GROUPS | {other.name: other.checks for other in others}
+    found = [
+        replace(finding, group=group)
+        for group, checks in groups.items()
+        for check in checks
+        for finding in check(facts, chosen)
+    ]
+    return found + [replace(finding, group="doctor") for finding in broken]

@@ -43,7 +43,7 @@ def topology(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     findings = [
         ok("topology", f"{nvidia.count(facts)} GPUs, the farthest two over {_WORDS.get(far, far)} ({far})")
     ]
-    denied = _denied(section(facts, "nvidia"))
+    denied = nvidia.denied(section(facts, "nvidia"))
     if denied and far != "NV":
         findings.append(
             warning(
@@ -61,14 +61,6 @@ def topology(facts: Mapping[str, Any], mode: str) -> list[Finding]:
             )
         )
     return findings
-
-
-def _denied(facts: Mapping[str, Any]) -> list[tuple[int, int]]:
-    pairs = set()
-    for name in ("p2p_read", "p2p_write"):
-        for i, row in enumerate(facts.get(name) or []):
-            pairs |= {(i, j) for j, entry in enumerate(row) if i != j and entry != "OK"}
-    return sorted(pairs)
 
 
 def iommu(facts: Mapping[str, Any], mode: str) -> list[Finding]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sglang.verify_doctor import registry
 from sglang.verify_doctor.facts import children, fork, host, nccl, nvidia, packages, pci
 
 VERSION = 1
@@ -27,8 +28,11 @@ def gather() -> Facts:
         "nvidia": nvidia.gather,
         "pci": pci.gather,
         "environment": lambda: nccl.environment(os.environ),
+        "settings": nccl.gather,
         "fork": fork.gather,
     }
+    for other in registry.contributions()[0]:
+        sections |= {name: look for name, look in other.facts.items() if name not in sections}
     return {"facts_version": VERSION, "origin": "recorded"} | {
         name: _guarded(look) for name, look in sections.items()
     }

@@ -1,8 +1,14 @@
-"""Settings of NCCL and of the allocator, as the environment has them."""
+"""Settings of NCCL, of the allocator and of the fork, as the environment and NCCL's own files have them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.verify_settings import catalogue, library
+from sglang.srt.verify_settings.native import shown
 
 PREFIXES = (
     "NCCL_",
@@ -11,140 +17,46 @@ PREFIXES = (
     "PYTORCH_",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_MODULE_LOADING",
+    "CUDA_LAUNCH_BLOCKING",
 )
-# Values that could hold a path of this machine or a secret are reported as set, not as what they are.
-HIDDEN = ("PATH", "DIR", "FILE", "HOME", "KEY", "TOKEN", "SECRET", "PASSWORD")
-
-# Variables that NCCL reads; a name that is near one of these but is none of them is most likely a slip.
-KNOWN = frozenset(
-    f"NCCL_{name}"
-    for name in [
-        "ALGO",
-        "ALLOC_P2P_NET_LL_BUFFERS",
-        "BUFFSIZE",
-        "CGA_CLUSTER_SIZE",
-        "CHECKS_DISABLE",
-        "CHECK_POINTERS",
-        "COLLNET_ENABLE",
-        "COMM_BLOCKING",
-        "COMM_ID",
-        "COMM_SPLIT_SHARE_RESOURCES",
-        "CONF_FILE",
-        "CROSS_NIC",
-        "CTA_POLICY",
-        "CUMEM_ENABLE",
-        "CUMEM_HOST_ENABLE",
-        "DEBUG",
-        "DEBUG_FILE",
-        "DEBUG_SUBSYS",
-        "DEBUG_TIMESTAMP_FORMAT",
-        "DEBUG_TIMESTAMP_LEVELS",
-        "DMABUF_ENABLE",
-        "GIN_ENABLE",
-        "GIN_TYPE",
-        "GRAPH_DUMP_FILE",
-        "GRAPH_FILE",
-        "GRAPH_MIXING_SUPPORT",
-        "GRAPH_REGISTER",
-        "HOSTID",
-        "IB_ADAPTIVE_ROUTING",
-        "IB_AR_THRESHOLD",
-        "IB_CUDA_SUPPORT",
-        "IB_DISABLE",
-        "IB_GID_INDEX",
-        "IB_HCA",
-        "IB_MERGE_NICS",
-        "IB_PCI_RELAXED_ORDERING",
-        "IB_PKEY",
-        "IB_QPS_PER_CONNECTION",
-        "IB_RETRY_CNT",
-        "IB_SL",
-        "IB_SPLIT_DATA_ON_QPS",
-        "IB_TC",
-        "IB_TIMEOUT",
-        "IGNORE_CPU_AFFINITY",
-        "IGNORE_DISABLED_P2P",
-        "LAUNCH_MODE",
-        "LAUNCH_ORDER_IMPLICIT",
-        "LL128_BUFFSIZE",
-        "LL_BUFFSIZE",
-        "LOCAL_REGISTER",
-        "MAX_CTAS",
-        "MAX_NCHANNELS",
-        "MAX_P2P_NCHANNELS",
-        "MIN_CTAS",
-        "MIN_NCHANNELS",
-        "MIN_P2P_NCHANNELS",
-        "MNNVL_CLIQUE_ID",
-        "MNNVL_ENABLE",
-        "MNNVL_UUID",
-        "NCHANNELS_PER_NET_PEER",
-        "NET",
-        "NETDEVS_POLICY",
-        "NET_DISABLE_INTRA",
-        "NET_FORCE_FLUSH",
-        "NET_GDR_C2C",
-        "NET_GDR_LEVEL",
-        "NET_GDR_READ",
-        "NET_MERGE_LEVEL",
-        "NET_PLUGIN",
-        "NET_SHARED_BUFFERS",
-        "NET_SHARED_COMMS",
-        "NSOCKS_PERTHREAD",
-        "NTHREADS",
-        "NVB_DISABLE",
-        "NVLS_ENABLE",
-        "NVLSTREE_MAX_CHUNKSIZE",
-        "OOB_NET_ENABLE",
-        "OOB_NET_IFNAME",
-        "P2P_DIRECT_DISABLE",
-        "P2P_DISABLE",
-        "P2P_LEVEL",
-        "P2P_NET_CHUNKSIZE",
-        "P2P_NVL_CHUNKSIZE",
-        "P2P_PCI_CHUNKSIZE",
-        "P2P_PXN_LEVEL",
-        "P2P_READ_ENABLE",
-        "P2P_USE_CUDA_MEMCPY",
-        "PROFILER_PLUGIN",
-        "PROGRAM_CONNECT_TIMEOUT",
-        "PROTO",
-        "PXN_C2C",
-        "PXN_DISABLE",
-        "RAS_ADDR",
-        "RAS_ENABLE",
-        "RAS_TIMEOUT_FACTOR",
-        "RUNTIME_CONNECT",
-        "SHM_DISABLE",
-        "SHM_USE_CUDA_MEMCPY",
-        "SINGLE_PROC_MEM_REG_ENABLE",
-        "SINGLE_RING_THRESHOLD",
-        "SOCKET_FAMILY",
-        "SOCKET_IFNAME",
-        "SOCKET_NTHREADS",
-        "SOCKET_RETRY_CNT",
-        "SOCKET_RETRY_SLEEP_MSEC",
-        "STORE_WIN_ENABLE",
-        "SYM_CTAS",
-        "SYM_KERNEL",
-        "TOPO_DUMP_FILE",
-        "TOPO_FILE",
-        "TUNER_CONFIG_FILE",
-        "TUNER_PLUGIN",
-        "UID_STAGGER_RATE",
-        "UID_STAGGER_THRESHOLD",
-        "WIN_ENABLE",
-        "WIN_STRIDE",
-        "WORK_FIFO_BYTES",
-        "WORK_ARGS_BYTES",
-    ]
-)
+CONF_FILES = (Path("~/.nccl.conf"), Path("/etc/nccl.conf"))
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables that reach communication or the allocator; values that may name places or secrets are hidden."""
+    return shown({name: value for name, value in variables.items() if name.startswith(PREFIXES)})
+
+
+def gather() -> dict[str, Any]:
+    """``nccl_version`` of the library on disk, ``unread`` variables with the nearest real name, ``conf`` values.
+
+    NCCL also reads files; where a variable is in both, the environment wins.
+    """
+    found = library.read()
+    named = os.environ.get("NCCL_CONF_FILE")
+    files = (Path(named),) if named else CONF_FILES
+    conf: dict[str, str] = {}
+    for file in files:
+        try:
+            text = file.expanduser().read_text(encoding="utf-8", errors="replace")
+        except (OSError, RuntimeError):
+            continue
+        for name, value in parse_conf(text).items():
+            conf.setdefault(name, value)
+    mine = os.environ | conf
     return {
-        name: "(set)" if any(word in name for word in HIDDEN) else value
-        for name, value in sorted(variables.items())
-        if name.startswith(PREFIXES)
+        "nccl_version": found.version or None,
+        "unread": catalogue.slips(mine, found.names),
+        "conf": shown(conf),
     }
+
+
+def parse_conf(text: str) -> dict[str, str]:
+    """Lines ``NAME=value`` of an NCCL configuration file; ``#`` begins a comment."""
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("#")[0].strip().partition("=")
+        if equals and name.strip():
+            found[name.strip()] = value.strip()
+    return found

@@ -111,6 +111,15 @@ def farthest(paths: list[list[str]]) -> str | None:
     return known[-1] if known else None
 
 
+def denied(found: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Ordered pairs of GPUs between which the driver denies peer access, from the ``nvidia`` section."""
+    pairs = set()
+    for name in ("p2p_read", "p2p_write"):
+        for i, row in enumerate(found.get(name) or []):
+            pairs |= {(i, j) for j, entry in enumerate(row) if i != j and entry != "OK"}
+    return sorted(pairs)
+
+
 def capability(text: object) -> tuple[int, int] | None:
     """``"9.0"`` or ``[9, 0]`` as a pair."""
     parts = text.split(".") if isinstance(text, str) else text
