@@ -7,6 +7,7 @@ must then fail without a word or be taken as they are, or the check would not be
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import logging
 import pickle
@@ -40,9 +41,9 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream as it is with the topic switched off: the decorated functions themselves."""
+    """Upstream as it is with every topic switched off: the decorated functions themselves."""
     for name in ("__post_init__", "check_server_args"):
-        monkeypatch.setattr(ServerArgs, name, getattr(ServerArgs, name).__wrapped__)
+        monkeypatch.setattr(ServerArgs, name, inspect.unwrap(getattr(ServerArgs, name)))
 
 
 @pytest.fixture
@@ -382,3 +383,10 @@ def _raiser(error: Exception) -> Callable[[list[str]], Any]:
 
 def test_topic_is_in_force() -> None:
     assert fork.enabled("spec-arguments")
+
+
+def test_a_required_verify_graph_is_refused_where_it_cannot_be(make: Make) -> None:
+    with pytest.raises(ArgumentFault, match="a CPU has no graphs"):
+        make(speculative_verify_graph="require")
+    assert make(speculative_verify_graph="off").speculative_verify_graph == "off"
+    assert make().speculative_verify_graph == "auto"
