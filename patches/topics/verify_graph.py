@@ -13,7 +13,7 @@ TOPIC = Topic(
     retire_when="upstream counts eager steps by reason, has a switch that forbids them, and names what a capture needs",
     detect="with the topic off, --speculative-verify-graph require refuses to start with --disable-cuda-graph",
     overlay=("sglang/srt/speculative/graph_policy/",),
-    stacks_on=("spec-arguments", "verify-stats"),
+    stacks_on=("spec-arguments", "nccl-settings", "verify-stats"),
     edits=(
         AddField(
             file=SERVER_ARGS,
