@@ -66,9 +66,16 @@ class Project:
         return self.build / "composed"
 
     @property
-    def overlays(self) -> tuple[Path, ...]:
-        """Directories whose contents are laid over the upstream tree."""
-        return (self.root / "python", self.root / "sgl-kernel" / "python")
+    def overlays(self) -> tuple[tuple[Path, str], ...]:
+        """Directories whose contents are laid over the upstream tree, and below which path of it.
+
+        The sources of kernels that may be compiled on first use go beside the package that compiles them.
+        """
+        return (
+            (self.root / "python", ""),
+            (self.root / "sgl-kernel" / "python", ""),
+            (self.root / "sgl-kernel" / "csrc" / "all_reduce", "sglang/srt/distributed/one_shot/csrc/"),
+        )
 
     def pins(self, *, merging: bool = False) -> Pins:
         """Read upstream.toml; ``merging`` takes our side of merge conflicts, for hashes about to be renewed.
@@ -163,7 +170,7 @@ class Project:
             EngineError: two overlay directories hold the same path.
         """
         found: dict[str, Path] = {}
-        for top in self.overlays:
+        for top, prefix in self.overlays:
             if not top.is_dir():
                 continue
             for path in sorted(top.rglob("*")):
@@ -174,7 +181,7 @@ class Project:
                     part.endswith(".egg-info") for part in relative.parts
                 ):
                     continue
-                name = relative.as_posix()
+                name = prefix + relative.as_posix()
                 if name in found:
                     raise EngineError(f"overlay path {name} exists twice: {found[name]} and {path}")
                 found[name] = path

@@ -42,12 +42,15 @@ class WorkspaceSpec:
     max_blocks: int = 64
 
 
-# Work that may be in flight at the same time never shares a workspace. ``preflight`` has one channel a pair.
+PREFLIGHT = "preflight"
+PREFLIGHT_LIMIT_S = 5.0
+
+# Work that may be in flight at the same time never shares a workspace. ``preflight`` has one more channel a pair.
 WORKSPACES: Mapping[str, WorkspaceSpec] = {
     "eager": WorkspaceSpec(),
     "target": WorkspaceSpec(),
     "draft": WorkspaceSpec(),
-    "preflight": WorkspaceSpec(max_rows=4),
+    PREFLIGHT: WorkspaceSpec(max_rows=4, max_hidden=2048, max_blocks=4),
 }
 
 

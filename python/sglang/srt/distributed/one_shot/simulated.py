@@ -16,7 +16,13 @@ from pathlib import Path
 
 import torch
 from sglang.srt.distributed.one_shot.errors import PeerTimeout, Unsupported
-from sglang.srt.distributed.one_shot.kernels import WORKSPACES, OneShotKernels, WorkspaceSpec
+from sglang.srt.distributed.one_shot.kernels import (
+    PREFLIGHT,
+    PREFLIGHT_LIMIT_S,
+    WORKSPACES,
+    OneShotKernels,
+    WorkspaceSpec,
+)
 from sglang.srt.distributed.one_shot.protocol import (
     EPOCH_MODULUS,
     SAFE,
@@ -29,8 +35,6 @@ from sglang.srt.distributed.one_shot.protocol import (
     steps,
 )
 
-PREFLIGHT = "preflight"
-PREFLIGHT_LIMIT_S = 5.0
 _FLAG_BYTES = 8  # int64 in memory, compared as uint32
 
 # Called before each step; False skips it (a lost flag, a lost store); it may also sleep (a late rank).
