@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Times of the all-reduce kernels with all ranks on ONE device: what the kernel itself costs, without any link.
 
     python benchmark/bench_one_shot_same_device.py OUT.json
