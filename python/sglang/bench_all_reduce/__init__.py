@@ -1,0 +1,1 @@
+"""Measures the all-reduce of this machine."""

@@ -1,0 +1,48 @@
+"""How a rank ends when another one is lost: waits are aborted, the parent is told, and nothing is cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from sglang.srt.distributed.one_shot.watch import Loss
+
+logger = logging.getLogger("sglang.fork")
+
+#: Exit status of a rank that ends because of another one.
+STATUS = 75
+
+
+def end(loss: Loss, rank: int, abort: Callable[[], None] | None = None) -> None:
+    """Log the loss and this rank's stacks, release kernels that wait, and leave. Does not return.
+
+    A clean exit would wait for the device or for a collective; both may never end. The parent is told the way
+    upstream tells it (SIGQUIT), so that the server goes down instead of answering from half of its ranks.
+    """
+    logger.error("%s", loss.sentence(rank))
+    sys.stderr.write(f"{loss.sentence(rank)}\n")
+    faulthandler.dump_traceback(all_threads=True)
+    if abort is not None:
+        try:
+            abort()
+        except Exception as error:
+            logger.error("waiting kernels could not be aborted: %s", error)
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    sys.stderr.flush()
+    _tell_parent()
+    os._exit(STATUS)
+
+
+def _tell_parent() -> None:
+    import multiprocessing
+
+    # Only a worker has a parent that waits for it; a rank started by hand must not signal somebody's shell.
+    if multiprocessing.parent_process() is not None:
+        with contextlib.suppress(OSError):
+            os.kill(os.getppid(), signal.SIGQUIT)

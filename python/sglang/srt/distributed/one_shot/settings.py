@@ -1,0 +1,34 @@
+"""The variables of this part, read in one place; they are declared in ``verify_settings/declared/all_reduce.py``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from sglang.srt.verify_settings.catalogue import read_float, read_text
+
+NAME = "SGLANG_FORK_ALL_REDUCE"
+
+
+def mode(environment: Mapping[str, str] = os.environ) -> str:
+    """``auto`` (the table decides), ``force`` (every message that the kernels admit) or ``off``.
+
+    Raises:
+        SettingError: any other word.
+    """
+    return read_text(NAME, environment) or "auto"
+
+
+def table(environment: Mapping[str, str] = os.environ) -> str:
+    """A table file that is used in place of the one in the cache; "" for none."""
+    return read_text(f"{NAME}_TABLE", environment) or ""
+
+
+def preflight_s(environment: Mapping[str, str] = os.environ) -> float:
+    """Longest preflight in seconds. Raises SettingError outside the declared limits."""
+    return read_float(f"{NAME}_PREFLIGHT_S", 10.0, environment)
+
+
+def wait_s(environment: Mapping[str, str] = os.environ) -> float:
+    """Longest wait of an eager launch for a peer in seconds. Raises SettingError outside the declared limits."""
+    return read_float(f"{NAME}_WAIT_S", 300.0, environment)

@@ -1,0 +1,43 @@
+"""Variables of the one-shot all-reduce."""
+
+from __future__ import annotations
+
+from sglang.srt.verify_settings.declare import Setting
+
+_READER = "sglang.srt.distributed.one_shot, in every rank"
+
+SETTINGS = (
+    Setting(
+        "SGLANG_FORK_ALL_REDUCE",
+        "choice",
+        "auto",
+        "One-shot all-reduce: auto (the table decides), force (every message that the kernels admit) or off",
+        _READER,
+        choices=("auto", "force", "off"),
+    ),
+    Setting(
+        "SGLANG_FORK_ALL_REDUCE_TABLE",
+        "path",
+        "(in the cache)",
+        "A table of `bench_all_reduce --write` that is used in place of the one in the cache",
+        f"{_READER}; rank 0's is everybody's",
+    ),
+    Setting(
+        "SGLANG_FORK_ALL_REDUCE_PREFLIGHT_S",
+        "float",
+        "10",
+        "Longest preflight in seconds",
+        _READER,
+        least=1,
+        most=600,
+    ),
+    Setting(
+        "SGLANG_FORK_ALL_REDUCE_WAIT_S",
+        "float",
+        "300",
+        "Longest wait of an eager reduction for another rank in seconds; captured ones wait for the rank watch",
+        _READER,
+        least=1,
+        most=86_400,
+    ),
+)

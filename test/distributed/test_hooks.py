@@ -1,0 +1,295 @@
+"""The hooks in two and three real processes over upstream's own coordinator and norms, with simulated peers.
+
+With the hooks and without them (``__wrapped__`` is upstream's function) results are equal, and every path reduces.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch
+
+HIDDEN = 64
+CPU = torch.device("cpu")
+
+
+def coordinator(rank: int, size: int, folder: Path, name: str = "tp") -> Any:
+    """Upstream's coordinator on a CPU with our communicator over simulated peers."""
+    import sglang.srt.distributed.parallel_state as groups
+    from sglang.srt.distributed.one_shot import attach, gate, hooks
+    from sglang.srt.distributed.one_shot.gate import YES, RankFacts
+    from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
+    from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels
+
+    room = {key: WorkspaceSpec(8, 256) for key in ("eager", "target", "draft")}
+    room["preflight"] = WorkspaceSpec(4, 256)
+
+    def opener(group: Any, device: torch.device) -> Any:
+        return SimulatedKernels(Fabric(size, room, folder / "fabric"), rank)
+
+    def facts_of(device: torch.device) -> RankFacts:
+        from sglang.srt.distributed.one_shot import settings
+
+        return RankFacts(platform.node(), f"0000:{rank:02x}:00.0", "cpu", (9, 0), settings.mode(), 0)
+
+    gate.group = lambda name, device, ranks: YES  # type: ignore[assignment]
+    hooks.attaching.attach = partial(  # type: ignore[assignment]
+        attach.attach, opener=opener, look=dict, facts_of=facts_of
+    )
+    return groups.GroupCoordinator(
+        group_ranks=[list(range(size))],
+        local_rank=rank,
+        torch_distributed_backend="gloo",
+        use_pynccl=False,
+        use_pymscclpp=False,
+        use_custom_allreduce=False,
+        use_torch_symm_mem_all_reduce=False,
+        use_hpu_communicator=False,
+        use_xpu_communicator=False,
+        use_npu_communicator=False,
+        group_name=name,
+    )
+
+
+def values(rank: int, rows: int, dtype: torch.dtype = torch.bfloat16, hidden: int = HIDDEN) -> torch.Tensor:
+    """Small integers, so that any order of summation gives the same bits."""
+    generator = torch.Generator().manual_seed(100 * rank + rows)
+    return torch.randint(-8, 9, (rows, hidden), generator=generator).to(dtype)
+
+
+def plain(rank: int, size: int, folder: Path) -> list[Any]:
+    group = coordinator(rank, size, folder)
+    stock = type(group).all_reduce.__wrapped__
+    calls = group._one_shot_communicator.calls
+    rows_served = []
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int64):
+        for rows in (1, 2, 3, 7, 8, 9, 24):
+            x = values(rank, rows, dtype)
+            before = sum(calls.values())
+            mine = group.all_reduce(x.clone())
+            if sum(calls.values()) > before:
+                rows_served.append((str(dtype), rows))
+            assert torch.equal(mine, stock(group, x.clone())), (dtype, rows)
+    for x in (values(rank, 8)[:, ::2], values(rank, 4).t(), values(rank, 2)[:0], values(rank, 3, hidden=60)):
+        assert torch.equal(group.all_reduce(x.clone(memory_format=torch.preserve_format)), stock(group, x.clone()))
+    shifted = values(rank, 3).view(-1)[1 : 1 + HIDDEN]  # two bytes off: copied, not refused
+    before = sum(calls.values())
+    assert torch.equal(group.all_reduce(shifted), stock(group, shifted.clone()))
+    assert sum(calls.values()) == before + 1
+    return rows_served
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_plain_reductions_equal_upstreams(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", "force")
+    outcomes, _ = ranks.run(plain, size, tmp_path)
+    served = [(dtype, rows) for dtype in ("torch.bfloat16", "torch.float16") for rows in (1, 2, 3, 7, 8)]
+    for outcome in outcomes:
+        assert outcome.error == "", outcome.output
+        assert [tuple(entry) for entry in outcome.value] == served
+
+
+def table(limit: int) -> Any:
+    from sglang.srt.distributed.one_shot.policy import FUSED, PLAIN, Key, Table
+
+    return Table(Key("cpu", "unknown", 2, ""), limits={PLAIN: limit, FUSED: limit}, origin="test")
+
+
+def fused(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    from sglang.fork import fallbacks
+    from sglang.srt.distributed.one_shot import hooks
+    from sglang.srt.layers import layernorm
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    group = coordinator(rank, size, folder)
+    communicator = group._one_shot_communicator
+    hooks._norm_group = lambda attention: group
+    upstream = layernorm._forward_with_allreduce_fusion
+    results = {}
+    norm = RMSNorm(HIDDEN, eps=1e-6).to(torch.bfloat16)
+    norm.weight.data = values(5, 1).view(-1) / 8
+    with torch.no_grad():
+        for name, rows, change in (
+            ("fused", 3, {}),
+            ("too many rows", 9, {}),
+            ("part of a row", 3, {"variance_size_override": 32}),
+            ("rounds early", 3, {"cast_x_before_out_mul": True}),
+            ("post addition", 2, {}),
+        ):
+            for key, value in {"variance_size_override": None, "cast_x_before_out_mul": False, **change}.items():
+                setattr(norm, key, value)
+            x, residual = values(rank, rows), values(7, rows)
+            post = values(8, rows) if name == "post addition" else None
+            kept = residual.clone()
+            before = communicator.calls["fused", "one-shot"]
+            normed, after = upstream(norm, x, residual, post, norm.weight)
+            used = communicator.calls["fused", "one-shot"] - before
+            total = sum(values(other, rows).float() for other in range(size)) + kept.float()
+            total = total if post is None else total + post.float()
+            assert torch.equal(residual, kept), f"{name}: a captured hidden state would change"
+            assert torch.equal(after.float(), total), name
+            if not change:
+                scale = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6)
+                wanted = total * scale * norm.weight.float()
+                torch.testing.assert_close(normed.float(), wanted, rtol=2**-7, atol=2**-7)
+            results[name] = used
+    results["counted"] = fallbacks.snapshot().get("one-shot-all-reduce", {})
+    return results
+
+
+def test_the_fused_norm_reduces_on_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", "force")
+    outcomes, _ = ranks.run(fused, 2, tmp_path)
+    for outcome in outcomes:
+        assert outcome.error == "", outcome.output
+        used = outcome.value
+        assert (used["fused"], used["post addition"]) == (1, 1)
+        assert (used["too many rows"], used["part of a row"], used["rounds early"]) == (0, 0, 0)
+        assert "fused norm: the norm takes part of a row" in used["counted"]
+        assert "fused norm: the norm rounds before its weight" in used["counted"]
+
+
+def refused(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """Upstream's own fused kernel gives (None, None) after the reduction was left to it."""
+    from sglang.fork import fallbacks
+    from sglang.srt.distributed.one_shot import hooks
+    from sglang.srt.layers import flashinfer_comm_fusion, layernorm
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    group = coordinator(rank, size, folder)
+    group._one_shot_communicator = None
+    hooks._norm_group = lambda attention: group
+    parallel = type("Parallel", (), {"attn_tp_size": size, "moe_ep_size": 1, "moe_tp_size": size})()
+    layernorm.get_parallel = lambda: parallel
+    flashinfer_comm_fusion.flashinfer_allreduce_residual_rmsnorm = lambda **_: (None, None)
+    norm = RMSNorm(HIDDEN, eps=1e-6).to(torch.bfloat16)
+    x, residual = values(rank, 3), values(7, 3)
+    with torch.no_grad():
+        unpatched = norm.forward(x.clone(), residual.clone())[1]
+        normed, after = layernorm._forward_with_allreduce_fusion(norm, x, residual.clone(), None, norm.weight)
+    total = sum(values(other, 3).float() for other in range(size)) + residual.float()
+    return {
+        "reduced": torch.equal(after.float(), total),
+        "normed": torch.allclose(
+            normed.float(), total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6), rtol=2**-7, atol=2**-7
+        ),
+        "what upstream would have given": torch.equal(unpatched.float(), total),
+        "counted": fallbacks.snapshot().get("one-shot-all-reduce", {}),
+    }
+
+
+def test_a_refused_fused_kernel_still_reduces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault injected: without the hook the norm goes on with this rank's part only."""
+    monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", "force")
+    outcomes, _ = ranks.run(refused, 2, tmp_path)
+    for outcome in outcomes:
+        assert outcome.error == "", outcome.output
+        assert outcome.value["reduced"] and outcome.value["normed"]
+        assert outcome.value["what upstream would have given"] is False
+        assert outcome.value["counted"] == {"upstream's fused kernel refused": 1}
+
+
+def states(rank: int, size: int, folder: Path, name: str) -> dict[str, Any]:
+    from sglang.srt.distributed.one_shot import hooks
+
+    group = coordinator(rank, size, folder, name)
+    x = values(rank, 3)
+    wanted = sum(values(other, 3).float() for other in range(size))
+    return {
+        "communicator": getattr(group, "_one_shot_communicator", None) is not None,
+        "described": hooks.describe(),
+        "right": torch.equal(group.all_reduce(x).float(), wanted),
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "has", "words"),
+    [
+        ("force", "tp", True, "one-shot for tp:0"),
+        ("off", "tp", False, "switched off"),
+        ("auto", "tp", False, "the table leaves all to stock"),
+        ("force", "pp", False, "no group of several ranks"),
+    ],
+)
+def test_modes(
+    mode: str, name: str, has: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", mode)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    outcomes, _ = ranks.run(states, 2, tmp_path, name)
+    for outcome in outcomes:
+        assert outcome.error == "", outcome.output
+        assert outcome.value["communicator"] is has
+        assert outcome.value["right"]
+        assert words in " ".join(f"{key} {value}" for key, value in outcome.value["described"])
+
+
+def test_a_bad_mode_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", "on")
+    outcomes, _ = ranks.run(states, 2, tmp_path, "tp")
+    assert all("SGLANG_FORK_ALL_REDUCE=on is none of auto, force, off" in outcome.error for outcome in outcomes)
+
+
+def one_rank(rank: int, size: int, folder: Path) -> bool:
+    from sglang.srt.distributed.one_shot import hooks
+
+    group = coordinator(0, 1, folder)
+    return hasattr(group, "_one_shot_communicator") or bool(hooks.watches)
+
+
+def test_one_rank_is_left_alone(tmp_path: Path) -> None:
+    outcomes, _ = ranks.run(one_rank, 1, tmp_path)
+    assert outcomes[0].value is False, outcomes[0].output
+
+
+def on_cpu(rank: int, size: int, folder: Path) -> list[Any]:
+    import sglang.srt.distributed.parallel_state as groups
+    from sglang.srt.distributed.one_shot import gate, hooks
+
+    real = gate.group
+    group = coordinator(rank, size, folder, "pp")  # the helper's gate says yes to all
+    gate.group = real
+    groups.GroupCoordinator(
+        [list(range(size))], rank, "gloo", *[False] * 7, group_name="tp"
+    )
+    del group
+    return [hooks.describe(), len(hooks.watches)]
+
+
+def test_a_cpu_group_is_watched_but_never_given_kernels(tmp_path: Path) -> None:
+    outcomes, _ = ranks.run(on_cpu, 2, tmp_path)
+    for outcome in outcomes:
+        assert outcome.error == "", outcome.output
+        described, watched = outcome.value
+        assert "no GPU" in described[0][1]
+        assert watched == 1
+
+
+def test_capture_names_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.distributed.one_shot import capture, hooks
+
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert capture.workspace(gpu) == "target"
+    assert capture.workspace(CPU) == "eager"
+    for draft, name in ((True, "draft"), (False, "target")):
+        runner = type("Runner", (), {"model_runner": type("Model", (), {"is_draft_worker": draft})()})()
+        assert hooks.capture_graphs(lambda self: capture.workspace(gpu), runner) == name
+    assert capture.workspace(gpu) == "target"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert capture.workspace(gpu) == "eager"
+
+
+def test_upstreams_capture_still_has_the_seams() -> None:
+    """Draft runners inherit ``capture`` and ``_capture_one_stream``; one of their own would pass us by."""
+    from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
+    from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import EAGLEDraftExtendCudaGraphRunner
+
+    for runner in (EAGLEDraftCudaGraphRunner, EAGLEDraftExtendCudaGraphRunner):
+        assert "capture" not in vars(runner) and "_capture_one_stream" not in vars(runner)
+        assert hasattr(runner.capture, "__wrapped__")

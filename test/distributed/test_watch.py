@@ -1,0 +1,204 @@
+"""Dead and failed ranks end the others with their name, in real processes and bounded in time (sglang#11275)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from sglang.srt.distributed.one_shot import ending, watch
+from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
+from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels
+from sglang.srt.distributed.one_shot.watch import Loss, RankWatch
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent of these ranks is pytest: what a rank tells its server must not end the test run."""
+    monkeypatch.setattr(ending, "_tell_parent", lambda: None)
+
+
+def begin(rank: int, size: int, folder: Path, abort: Any = None) -> RankWatch:
+    guard = RankWatch(
+        folder, rank, size, lambda loss: ending.end(loss, rank, abort), poll_s=0.1, grace_s=0.5
+    )
+    torch.distributed.barrier()
+    guard.start()
+    return guard
+
+
+def killed(rank: int, size: int, folder: Path) -> None:
+    guard = begin(rank, size, folder)
+    with guard.phase("graph capture of the target"):
+        if rank == 1:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(LIMIT_S)
+
+
+def test_a_killed_rank_ends_the_others_with_its_name(tmp_path: Path) -> None:
+    outcomes, seconds = ranks.run(killed, 3, tmp_path)
+    assert outcomes[1].status == -signal.SIGKILL
+    for rank in (0, 2):
+        assert outcomes[rank].status == ending.STATUS, outcomes[rank].output
+        assert "rank 1 (process " in outcomes[rank].output
+        assert "died during graph capture of the target without a word" in outcomes[rank].output
+        assert "Thread" in outcomes[rank].output  # the stacks of the rank that was kept waiting
+    assert seconds < LIMIT_S
+
+
+def spinning(rank: int, size: int, folder: Path) -> None:
+    room = {"eager": WorkspaceSpec(max_rows=2, max_hidden=64)}
+    kernels = SimulatedKernels(Fabric(size, room, folder / "fabric"), rank)
+    guard = begin(rank, size, folder, kernels.abort)
+    with guard.phase("serving"):
+        x = torch.ones(2, 64, dtype=torch.bfloat16)
+        kernels.all_reduce(x, limit_s=0)
+        if rank == 0:
+            os._exit(9)
+        kernels.all_reduce(x, limit_s=0)  # waits for rank 0 without a limit, as a replay would
+
+
+def test_ranks_that_wait_in_a_kernel_without_a_limit_are_freed(tmp_path: Path) -> None:
+    outcomes, seconds = ranks.run(spinning, 2, tmp_path)
+    assert outcomes[0].status == 9
+    assert outcomes[1].status == ending.STATUS, outcomes[1].output
+    assert "rank 0 (process" in outcomes[1].output
+    assert seconds < LIMIT_S
+
+
+def failing(rank: int, size: int, folder: Path) -> None:
+    guard = begin(rank, size, folder)
+    with guard.phase("start"):
+        pass
+    try:
+        with guard.phase("graph capture of the draft"):
+            if rank == 1:
+                raise RuntimeError("no room for 8 requests")
+            time.sleep(LIMIT_S)
+    finally:
+        if rank == 1:
+            time.sleep(LIMIT_S)  # clean-up that waits for a collective of the others
+
+
+def test_the_first_ranks_error_is_printed_and_all_ranks_end(tmp_path: Path, monkeypatch: Any) -> None:
+    """sglang#11275: an error during capture shows up as a hang, because unwinding waits for the others."""
+    monkeypatch.setattr(watch, "UNWIND_S", 1.0)
+    outcomes, seconds = ranks.run(failing, 2, tmp_path)
+    words = "failed during graph capture of the draft: RuntimeError: no room for 8 requests"
+    assert words in outcomes[0].output
+    assert words in outcomes[1].output and "did not unwind" in outcomes[1].output
+    assert [outcome.status for outcome in outcomes] == [ending.STATUS, ending.STATUS]
+    assert seconds < LIMIT_S
+
+
+def slow(rank: int, size: int, folder: Path) -> str:
+    guard = begin(rank, size, folder)
+    if rank == 1:
+        # A rank inside one long call that keeps the interpreter lock: it beats no heart, and is not dead.
+        torch.distributed.barrier()
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end:
+            sum(range(100_000))
+    else:
+        torch.distributed.barrier()
+        time.sleep(2.0)
+    torch.distributed.barrier()
+    guard.stop()
+    return "alive"
+
+
+def test_a_slow_rank_is_not_taken_for_dead(tmp_path: Path) -> None:
+    outcomes, _ = ranks.run(slow, 2, tmp_path)
+    assert [outcome.value for outcome in outcomes] == ["alive", "alive"], outcomes[0].output
+
+
+def forked(rank: int, size: int, folder: Path) -> None:
+    guard = begin(rank, size, folder)
+    if rank == 1:
+        # A forked helper inherits descriptors; a lock that it kept alive would hide its parent's death.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"], close_fds=False)
+        if os.fork() == 0:
+            time.sleep(5)
+            os._exit(0)
+        os._exit(7)
+    with guard.phase("serving"):
+        time.sleep(LIMIT_S)
+
+
+def test_children_of_a_dead_rank_do_not_hide_its_death(tmp_path: Path) -> None:
+    outcomes, seconds = ranks.run(forked, 2, tmp_path)
+    assert outcomes[0].status == ending.STATUS, outcomes[0].output
+    assert seconds < LIMIT_S
+
+
+def test_a_folder_that_is_gone_is_no_death(tmp_path: Path) -> None:
+    losses: list[Loss] = []
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    guard = RankWatch(folder, 0, 2, losses.append, poll_s=0.05, grace_s=0.05)
+    assert guard.look() is None
+    guard.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("", "died during x without a word"), ("OSError: full", "failed during x: OSError: full")],
+)
+def test_the_sentence(error: str, words: str) -> None:
+    assert words in Loss(3, 77, "x", error).sentence(0)
+    assert Loss(3, 77, "x", error).sentence(0).startswith("rank 3 (process 77)")
+
+
+SERVER = """
+import multiprocessing, signal, sys, time
+from sglang.srt.distributed.one_shot import ending
+from sglang.srt.distributed.one_shot.watch import Loss
+
+def worker():
+    ending.end(Loss(1, 7, "serving"), 0)
+
+def told(*_):
+    print("told", flush=True)
+    sys.exit(0)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGQUIT, told)
+    multiprocessing.get_context("fork").Process(target=worker).start()
+    time.sleep(20)
+"""
+
+
+def test_the_server_is_told(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "server.py")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "told" in done.stdout, done.stderr
+    assert "rank 1 (process 7) died during serving" in done.stderr
+
+
+BY_HAND = """
+import os, signal
+from sglang.srt.distributed.one_shot import ending
+from sglang.srt.distributed.one_shot.watch import Loss
+os.kill = lambda *_: print("a shell was signalled", flush=True)
+ending.end(Loss(1, 7, "serving"), 0)
+"""
+
+
+def test_a_rank_started_by_hand_signals_nobody() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BY_HAND], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == ending.STATUS
+    assert "signalled" not in done.stdout
