@@ -115,4 +115,3 @@ def test_the_line_names_rank_peer_link_and_cure() -> None:
     assert decision.reason == "preflight failed: lost"
     for part in ("rank 1", "peer 0", "link PHB", "no flag came", "setpci"):
         assert part in decision.detail
-

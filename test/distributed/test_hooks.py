@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 import ranks
+
+# Imported before ranks are forked: each of them would pay for it again.
+import sglang.srt.distributed.parallel_state
+import sglang.srt.layers.layernorm  # noqa: F401
 import torch
 
 HIDDEN = 64
@@ -76,7 +80,9 @@ def plain(rank: int, size: int, folder: Path) -> list[Any]:
                 rows_served.append((str(dtype), rows))
             assert torch.equal(mine, stock(group, x.clone())), (dtype, rows)
     for x in (values(rank, 8)[:, ::2], values(rank, 4).t(), values(rank, 2)[:0], values(rank, 3, hidden=60)):
-        assert torch.equal(group.all_reduce(x.clone(memory_format=torch.preserve_format)), stock(group, x.clone()))
+        assert torch.equal(
+            group.all_reduce(x.clone(memory_format=torch.preserve_format)), stock(group, x.clone())
+        )
     shifted = values(rank, 3).view(-1)[1 : 1 + HIDDEN]  # two bytes off: copied, not refused
     before = sum(calls.values())
     assert torch.equal(group.all_reduce(shifted), stock(group, shifted.clone()))
@@ -121,7 +127,11 @@ def fused(rank: int, size: int, folder: Path) -> dict[str, Any]:
             ("rounds early", 3, {"cast_x_before_out_mul": True}),
             ("post addition", 2, {}),
         ):
-            for key, value in {"variance_size_override": None, "cast_x_before_out_mul": False, **change}.items():
+            for key, value in {
+                "variance_size_override": None,
+                "cast_x_before_out_mul": False,
+                **change,
+            }.items():
                 setattr(norm, key, value)
             x, residual = values(rank, rows), values(7, rows)
             post = values(8, rows) if name == "post addition" else None
@@ -176,7 +186,10 @@ def refused(rank: int, size: int, folder: Path) -> dict[str, Any]:
     return {
         "reduced": torch.equal(after.float(), total),
         "normed": torch.allclose(
-            normed.float(), total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6), rtol=2**-7, atol=2**-7
+            normed.float(),
+            total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6),
+            rtol=2**-7,
+            atol=2**-7,
         ),
         "what upstream would have given": torch.equal(unpatched.float(), total),
         "counted": fallbacks.snapshot().get("one-shot-all-reduce", {}),
@@ -232,7 +245,9 @@ def test_modes(
 def test_a_bad_mode_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", "on")
     outcomes, _ = ranks.run(states, 2, tmp_path, "tp")
-    assert all("SGLANG_FORK_ALL_REDUCE=on is none of auto, force, off" in outcome.error for outcome in outcomes)
+    assert all(
+        "SGLANG_FORK_ALL_REDUCE=on is none of auto, force, off" in outcome.error for outcome in outcomes
+    )
 
 
 def one_rank(rank: int, size: int, folder: Path) -> bool:
@@ -254,9 +269,7 @@ def on_cpu(rank: int, size: int, folder: Path) -> list[Any]:
     real = gate.group
     group = coordinator(rank, size, folder, "pp")  # the helper's gate says yes to all
     gate.group = real
-    groups.GroupCoordinator(
-        [list(range(size))], rank, "gloo", *[False] * 7, group_name="tp"
-    )
+    groups.GroupCoordinator([list(range(size))], rank, "gloo", *[False] * 7, group_name="tp")
     del group
     return [hooks.describe(), len(hooks.watches)]
 

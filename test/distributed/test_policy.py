@@ -66,7 +66,9 @@ def test_crossover() -> None:
 
 def test_a_tie_stays_with_stock() -> None:
     """Within the margin two repeats of one method differ as much: no reason to leave the known path."""
-    near = from_measurements(KEY, [Point(PLAIN, 1, TOKEN, {ONE_SHOT: 24 * (1 - MARGIN / 2), STOCK: 24.0})], "t")
+    near = from_measurements(
+        KEY, [Point(PLAIN, 1, TOKEN, {ONE_SHOT: 24 * (1 - MARGIN / 2), STOCK: 24.0})], "t"
+    )
     assert near.choose(PLAIN, TOKEN).method == STOCK
 
 

@@ -34,7 +34,9 @@ def exchange(rank: int, size: int) -> Exchange:
 
 
 def try_it(rank: int, size: int, folder: Path, intercept: Any = None) -> dict[str, Any]:
-    kernels = SimulatedKernels(Fabric(size, ROOM, folder / "fabric"), rank, intercept=intercept and intercept(rank))
+    kernels = SimulatedKernels(
+        Fabric(size, ROOM, folder / "fabric"), rank, intercept=intercept and intercept(rank)
+    )
     started = time.monotonic()
     verdict = preflight.run(kernels, exchange(rank, size), CPU)
     return {"ok": verdict.ok, "fault": verdict.fault, "seconds": time.monotonic() - started}

@@ -21,16 +21,8 @@ from sglang.srt.distributed.one_shot.watch import Loss, RankWatch
 LIMIT_S = 30.0
 
 
-@pytest.fixture(autouse=True)
-def _spared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent of these ranks is pytest: what a rank tells its server must not end the test run."""
-    monkeypatch.setattr(ending, "_tell_parent", lambda: None)
-
-
 def begin(rank: int, size: int, folder: Path, abort: Any = None) -> RankWatch:
-    guard = RankWatch(
-        folder, rank, size, lambda loss: ending.end(loss, rank, abort), poll_s=0.1, grace_s=0.5
-    )
+    guard = RankWatch(folder, rank, size, lambda loss: ending.end(loss, rank, abort), poll_s=0.1, grace_s=0.5)
     torch.distributed.barrier()
     guard.start()
     return guard

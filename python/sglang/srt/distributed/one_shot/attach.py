@@ -124,7 +124,9 @@ def attach(
 def _refuse(state: State, decision: Decision, quiet: bool = False, wedged: bool = False) -> State:
     state.reason, state.detail = decision.reason, decision.detail
     if quiet:
-        logger.info("%s: %s keeps the stock all-reduce: %s (%s)", PATH, state.group, state.reason, state.detail)
+        logger.info(
+            "%s: %s keeps the stock all-reduce: %s (%s)", PATH, state.group, state.reason, state.detail
+        )
     else:
         fallbacks.record(PATH, decision.reason, detail=decision.detail)
     if wedged:
@@ -153,9 +155,7 @@ def explain(fault: preflight.Fault, machine: topology.Topology, indices: list[in
     return Decision(False, f"preflight failed: {fault.kind}", f"{where}: {fault.detail}; {cure}")
 
 
-def _open(
-    group: Group, exchange: Exchange, opener: Opener
-) -> tuple[OneShotKernels | None, Decision]:
+def _open(group: Group, exchange: Exchange, opener: Opener) -> tuple[OneShotKernels | None, Decision]:
     kernels: OneShotKernels | None = None
     try:
         kernels = opener(group.cpu_group, group.device)
@@ -197,4 +197,3 @@ def rank_facts(device: torch.device) -> RankFacts:
 
 def _facts(answer: Mapping[str, Any]) -> RankFacts:
     return RankFacts(**{**answer, "capability": tuple(answer["capability"])})
-

@@ -54,4 +54,6 @@ def cure(kind: str, link: str, topology: Topology) -> str:
         return f"run the doctor as root to see ACS, start the kernel with iommu=pt; until then {P2P_OFF}"
     if link == "SYS":
         return f"this platform loses peer writes between sockets: NCCL_P2P_LEVEL=NODE, or {P2P_OFF}"
-    return f"this platform loses peer writes on {link}: {P2P_OFF}, then firmware (ACS, IOMMU, Above 4G Decoding)"
+    return (
+        f"this platform loses peer writes on {link}: {P2P_OFF}, then firmware (ACS, IOMMU, Above 4G Decoding)"
+    )

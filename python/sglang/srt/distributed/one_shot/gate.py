@@ -86,7 +86,9 @@ def members(facts: Sequence[RankFacts]) -> Decision:
         kinds = ", ".join(f"{fact.capability[0]}.{fact.capability[1]}" for fact in facts)
         return Decision(False, "GPUs differ", f"capabilities {kinds}")
     if len({fact.bus for fact in facts}) < len(facts) and modes != {"force"}:
-        return Decision(False, "ranks share a GPU", "only SGLANG_FORK_ALL_REDUCE=force allows that, for tests")
+        return Decision(
+            False, "ranks share a GPU", "only SGLANG_FORK_ALL_REDUCE=force allows that, for tests"
+        )
     return YES
 
 

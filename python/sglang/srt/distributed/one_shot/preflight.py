@@ -191,9 +191,7 @@ def _together(
             return Fault(cures.SUM, rank, -1, f"{variant.value} sum on {workspace}")
         if not torch.equal(kept, wanted + residual):
             return Fault(cures.SUM, rank, -1, f"{variant.value} residual on {workspace}")
-        if not torch.allclose(
-            normed.float(), rms_reference(kept, weight, 1e-6), rtol=2**-7, atol=2**-7
-        ):
+        if not torch.allclose(normed.float(), rms_reference(kept, weight, 1e-6), rtol=2**-7, atol=2**-7):
             return Fault(cures.SUM, rank, -1, f"{variant.value} norm on {workspace}")
     return None
 

@@ -178,6 +178,11 @@ class RankWatch:
         if not self._stop.wait(UNWIND_S):
             about = self._read(f"{self.rank}.error") or {}
             self._on_loss(
-                Loss(self.rank, os.getpid(), str(about.get("phase")), f"{about.get('error')} (and did not unwind)")
+                Loss(
+                    self.rank,
+                    os.getpid(),
+                    str(about.get("phase")),
+                    f"{about.get('error')} (and did not unwind)",
+                )
             )
             self._stop.set()

@@ -1,0 +1,142 @@
+"""``python -m sglang.bench_all_reduce``: measure this machine; ``--write`` keeps the table for servers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from sglang.bench_all_reduce import launch, report
+from sglang.bench_all_reduce.worker import Job, Result
+from sglang.bench_verify import environment
+from sglang.bench_verify.rows import Results
+from sglang.srt.distributed.one_shot import table_file, topology
+from sglang.srt.distributed.one_shot.kernels import MAX_RANKS, MIN_RANKS
+
+ROWS = (1, 3, 4, 6, 24, 48)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m sglang.bench_all_reduce", description=__doc__)
+    made.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    made.add_argument("--ranks", type=int, help="number of ranks (default: all GPUs; 2 on a processor)")
+    made.add_argument(
+        "--devices", type=_numbers, help="GPU of each rank, as 0,1,2,3; equal ones are for tests"
+    )
+    made.add_argument(
+        "--rows", type=_numbers, default=ROWS, help="tokens of the messages (default: %(default)s)"
+    )
+    made.add_argument("--hidden", type=int, default=7168, help="hidden size (default: that of Kimi-K2)")
+    made.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    made.add_argument(
+        "--repeats", type=int, default=5, help="figures of each message; the median is reported"
+    )
+    made.add_argument("--steps", type=int, default=50, help="reductions of one graph")
+    made.add_argument("--limit-s", type=float, default=600.0, help="longest run; ranks are ended after it")
+    made.add_argument("--machine", default="", help="short name of the machine for the rows")
+    made.add_argument("--json", type=Path, help="write rows to this file")
+    made.add_argument("--write", action="store_true", help="write the table where servers look for it")
+    made.add_argument("--table", type=Path, help="write the table to this file")
+    made.add_argument("--quiet", action="store_true", help="only the tables")
+    return made
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as 1,3,4") from None
+
+
+def devices(args: argparse.Namespace, visible: int) -> tuple[int, ...]:
+    """GPU of each rank.
+
+    Raises:
+        ValueError: too few GPUs, or a number of ranks that the kernels do not serve.
+    """
+    if args.devices:
+        chosen = tuple(args.devices)
+    else:
+        count = args.ranks or (2 if args.device == "cpu" else visible)
+        if args.device == "cuda" and count > visible:
+            raise ValueError(f"{count} ranks need {count} GPUs, {visible} are visible")
+        chosen = tuple(range(count))
+    if not MIN_RANKS <= len(chosen) <= MAX_RANKS:
+        raise ValueError(f"{len(chosen)} ranks: an all-reduce of {MIN_RANKS} to {MAX_RANKS} is measured")
+    if args.device == "cuda" and any(index >= visible for index in chosen):
+        raise ValueError(f"GPU {max(chosen)} is not visible, {visible} are")
+    return chosen
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write; the exit status is 2 for bad input and 1 where ranks failed."""
+    args = parser().parse_args(argv)
+    try:
+        chosen = devices(args, torch.cuda.device_count() if args.device == "cuda" else 0)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    machine = topology.gather()
+    for name, value in machine.describe():
+        print(f"{name:>20}  {value}")
+    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(
+            devices=chosen,
+            device=args.device,
+            rows=tuple(args.rows),
+            hidden=args.hidden,
+            dtype=getattr(torch, args.dtype),
+            repeats=args.repeats,
+            steps=args.steps,
+            address=launch.free_address(),
+            folder=Path(folder),
+            machine=machine,
+        )
+        try:
+            result = launch.run(job, args.limit_s, verbose=not args.quiet)
+        except launch.RankFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    for name, value in result.facts:
+        print(f"{name:>20}  {value}")
+    print(report.text(job, result))
+    if args.json:
+        results = Results([environment.capture()])
+        for row in report.rows_of(job, result, args.machine or args.device, started):
+            results.add(row)
+        results.save(args.json)
+    if args.write or args.table:
+        return _write(args, job, result, started)
+    return 0
+
+
+def _write(args: argparse.Namespace, job: Job, result: Result, started: str) -> int:
+    if args.device == "cpu" and not args.table:
+        print(
+            "error: a processor's figures are no table for a server; name a file with --table",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        table = report.table_of(job, result, started)
+    except ValueError as error:
+        print(f"error: no table: {error}", file=sys.stderr)
+        return 1
+    path = args.table or table_file.default_path(table.key)
+    table_file.save(table, path, started)
+    print(f"\ntable written to {path}")
+    for name, value in table.describe():
+        print(f"{name:>20}  {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""One rank of the bench: opens the kernels, runs the preflight, measures, and hands rank 0 the slowest figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sglang.bench_all_reduce import measure, methods
+from sglang.bench_all_reduce.methods import CUSTOM, GLOO, NCCL, Method
+from sglang.srt.distributed.one_shot import cures, preflight
+from sglang.srt.distributed.one_shot.attach import explain
+from sglang.srt.distributed.one_shot.errors import OneShotError
+from sglang.srt.distributed.one_shot.exchange import Exchange
+from sglang.srt.distributed.one_shot.kernels import WORKSPACES, OneShotKernels, admit
+from sglang.srt.distributed.one_shot.topology import Topology
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank of a run is told.
+
+    Attributes:
+        devices: GPU of each rank; equal numbers put ranks on one GPU (tests).
+        device: ``cuda`` or ``cpu``.
+        rows, hidden, dtype: of the messages.
+        repeats, steps: figures a message, reductions a figure.
+        address: where the ranks meet.
+        folder: for the simulated peers of a processor.
+        machine: facts, for the cure of a failed preflight.
+    """
+
+    devices: tuple[int, ...]
+    device: str
+    rows: tuple[int, ...]
+    hidden: int
+    dtype: torch.dtype
+    repeats: int
+    steps: int
+    address: str
+    folder: Path
+    machine: Topology
+
+
+@dataclass
+class Result:
+    """What rank 0 reports: figures by (method, kind, rows), why the others are missing, and facts of this run."""
+
+    figures: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
+    missing: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    variants: dict[tuple[str, str], str] = field(default_factory=dict)
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    gpu: str = ""
+
+
+def work(rank: int, job: Job, report: Callable[[str], None]) -> Result:
+    """Measure on this rank. Collective.
+
+    Raises:
+        Silent: a rank did not answer.
+    """
+    size = len(job.devices)
+    device = torch.device("cuda", job.devices[rank]) if job.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo", init_method=job.address, rank=rank, world_size=size)
+    exchange = Exchange(dist.distributed_c10d._get_default_store(), rank, size, "bench")
+    result = Result(gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
+    kernels, missing = _kernels(job, rank, device, exchange, result)
+    found = methods.ours(kernels, missing) + _stock(job, rank, device)
+    for method in found:
+        result.variants[method.name, method.kind] = method.variant
+        for rows in job.rows:
+            key = (method.name, method.kind, rows)
+            why = method.missing or _outside(method, rows, job, size)
+            if why:
+                result.missing[key] = why
+                continue
+            report(f"{method.name} {method.kind}, {rows} rows")
+            x = torch.zeros(rows, job.hidden, dtype=job.dtype, device=device)
+            mine = measure.samples(method, x, job.repeats, dist.barrier, job.steps)
+            # A reduction is done when its slowest rank is.
+            everyone = exchange.require(f"{key}", mine, 300.0)
+            result.figures[key] = [max(column) for column in zip(*everyone, strict=True)]
+    return result
+
+
+def _outside(method: Method, rows: int, job: Job, size: int) -> str:
+    if method.variant != "fork":
+        return ""
+    return admit(rows, job.hidden, job.dtype, size, WORKSPACES[methods.WORKSPACE]).reason
+
+
+def _kernels(
+    job: Job, rank: int, device: torch.device, exchange: Exchange, result: Result
+) -> tuple[OneShotKernels | None, str]:
+    kernels: OneShotKernels | None = None
+    problem = ""
+    try:
+        kernels = _open(job, rank, device)
+    except (OneShotError, OSError, RuntimeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    problems = [text for text in exchange.require("kernels", problem or "-", 600.0) if text != "-"]
+    if kernels is None or problems:
+        result.facts.append(("one-shot", problems[0]))
+        return None, problems[0]
+    start = time.monotonic()
+    verdict = preflight.run(kernels, exchange, device)
+    if verdict.fault is not None:
+        line = explain(verdict.fault, job.machine, list(job.devices))
+        result.facts.append(("preflight", f"{line.reason}: {line.detail}"))
+        if verdict.wedged:
+            raise RuntimeError(f"{line.detail}; reset the GPU, then {cures.P2P_OFF}")
+        return None, line.reason
+    result.facts += [("preflight", f"passed in {time.monotonic() - start:.2f} s"), *kernels.describe()]
+    return kernels, ""
+
+
+def _open(job: Job, rank: int, device: torch.device) -> OneShotKernels:
+    if device.type == "cuda":
+        from sglang.srt.distributed.one_shot.kernels import open_kernels
+
+        assert dist.group.WORLD is not None
+        return open_kernels(dist.group.WORLD, device)
+    from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels
+
+    return SimulatedKernels(Fabric(len(job.devices), WORKSPACES, job.folder / "fabric"), rank)
+
+
+def _stock(job: Job, rank: int, device: torch.device) -> list[Method]:
+    if device.type == "cpu":
+        return methods.stock(GLOO, _gloo)
+    if len(set(job.devices)) < len(job.devices):
+        why = "several ranks on one GPU"
+        return methods.absent(NCCL, why) + methods.absent(CUSTOM, why)
+    plain = _coordinator(job, rank, custom=False)
+    found = methods.stock(NCCL, plain.all_reduce, plain.graph_capture)
+    group = _coordinator(job, rank, custom=True)
+    if group.ca_comm is None or group.ca_comm.disabled:
+        return found + methods.absent(CUSTOM, "upstream's custom all-reduce refuses this machine")
+    return found + methods.stock(CUSTOM, group.all_reduce, group.graph_capture)
+
+
+def _gloo(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+def _coordinator(job: Job, rank: int, custom: bool) -> Any:
+    """Upstream's own group; its name keeps our hooks from taking it over."""
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
+
+    return GroupCoordinator(
+        group_ranks=[list(range(len(job.devices)))],
+        local_rank=job.devices[rank],
+        torch_distributed_backend="nccl",
+        use_pynccl=True,
+        use_pymscclpp=False,
+        use_custom_allreduce=custom,
+        use_torch_symm_mem_all_reduce=False,
+        use_hpu_communicator=False,
+        use_xpu_communicator=False,
+        use_npu_communicator=False,
+        group_name="bench_custom" if custom else "bench_nccl",
+    )
