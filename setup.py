@@ -6,6 +6,7 @@ in the tree, so the wheel carries upstream's interpreter and platform tags.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -35,6 +36,20 @@ from patches.engine.project import Project  # noqa: E402
 PROJECT = Project(ROOT)
 
 
+def prebuild(package: Path) -> None:
+    """Compile the all-reduce kernels into the wheel where a CUDA compiler is; ``SGLANG_FORK_PREBUILD=0`` does not."""
+    if os.environ.get("SGLANG_FORK_PREBUILD", "").strip() == "0":
+        return
+    spec = importlib.util.spec_from_file_location("one_shot_nvcc", package / "nvcc.py")
+    assert spec is not None and spec.loader is not None
+    nvcc: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nvcc)
+    try:
+        nvcc.build_into(package / "prebuilt", package / "csrc")
+    except nvcc.CompileError as error:
+        print(f"note: the wheel has no compiled all-reduce kernels, they are compiled on first use: {error}")
+
+
 class ComposedTree(build_py):  # type: ignore[misc]
     """Copies the composed tree in place of a list of packages; an editable install uses it where it lies."""
 
@@ -50,6 +65,7 @@ class ComposedTree(build_py):  # type: ignore[misc]
             place = target / name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(PROJECT.composed / name, place)
+        prebuild(target / "sglang" / "srt" / "distributed" / "one_shot")
 
     def get_source_files(self) -> list[str]:
         """None: a source distribution holds what MANIFEST.in names, not the composed tree."""

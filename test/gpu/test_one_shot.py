@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -159,9 +160,16 @@ def test_fused_norm_against_float32_and_equal_on_all_ranks(
             torch.testing.assert_close(x[0].float(), wanted, rtol=2**-7, atol=1e-5)
 
 
-def captured(
-    kernels: CudaKernels, stream: torch.cuda.Stream, name: str, base: torch.Tensor
-) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+@dataclass
+class Captured:
+    """A graph, its count of wrong elements, and what it reads: a graph does not keep its inputs alive."""
+
+    graph: torch.cuda.CUDAGraph
+    wrong: torch.Tensor
+    keep: tuple[torch.Tensor, ...]
+
+
+def captured(kernels: CudaKernels, stream: torch.cuda.Stream, name: str, base: torch.Tensor) -> Captured:
     """A graph that draws new inputs, reduces them three ways and counts elements that are not as computed locally."""
     hidden = base.shape[-1]
     step = torch.zeros((), dtype=torch.int32, device=DEVICE)
@@ -188,14 +196,14 @@ def captured(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
-    return graph, wrong
+    return Captured(graph, wrong, (base, step, weight))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ten_thousand_replays_of_interleaved_workspaces(ranks: int) -> None:
     shapes = {"eager": 3, "target": 24, "draft": 1}
     with opened(ranks, 12) as group:
-        graphs: dict[tuple[int, str], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        graphs: dict[tuple[int, str], Captured] = {}
         torch.cuda.synchronize()
         for name, rows in shapes.items():
             generator = torch.Generator(DEVICE).manual_seed(rows)
@@ -210,11 +218,11 @@ def test_ten_thousand_replays_of_interleaved_workspaces(ranks: int) -> None:
             name = order[turn % len(order)]
             for kernels, stream in zip(group.kernels, group.streams, strict=True):
                 with torch.cuda.stream(stream):
-                    graphs[kernels.rank, name][0].replay()
+                    graphs[kernels.rank, name].graph.replay()
             if turn % 64 == 63:
                 torch.cuda.synchronize()
         torch.cuda.synchronize()
-        assert {key: int(wrong) for key, (_, wrong) in graphs.items()} == dict.fromkeys(graphs, 0)
+        assert {key: int(each.wrong) for key, each in graphs.items()} == dict.fromkeys(graphs, 0)
 
 
 def race(weaken: int, slow_rank: int) -> int:

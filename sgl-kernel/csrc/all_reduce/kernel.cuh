@@ -4,9 +4,8 @@
 // Plain: the rows are one flat run of 16-byte units dealt out to the CTAs. Fused: a cluster of 1, 2 or 4 CTAs
 // holds a row, one unit a thread, and adds up the sum of squares through distributed shared memory.
 #pragma once
-#include <cooperative_groups.h>
-
 #include "memory.cuh"
+#include "row_sum.cuh"
 #include "vector.cuh"
 
 namespace one_shot {
@@ -121,27 +120,9 @@ __device__ __forceinline__ bool reduce_and_gather(const Workspace& ws, const Dea
   return await(ws, channel, 1, epoch);
 }
 
-// Sum of `value` over a row: over the threads of the CTA and the CTAs of the cluster, in an order that depends on
-// neither rank nor timing. `partial` holds 2 x 32 floats and is used in turns, so one barrier a row is enough.
-__device__ __forceinline__ float row_sum(float value, float (*partial)[32], int turn, int cluster_size) {
-  namespace cg = cooperative_groups;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  value = warp_sum(value);
-  float* mine = &partial[turn & 1][(blockIdx.x % cluster_size) * warps + warp];
-  if (cluster_size == 1) {
-    if (lane == 0) *mine = value;
-    __syncthreads();
-  } else {
-    cg::cluster_group cluster = cg::this_cluster();
-    if (lane < cluster_size) *cluster.map_shared_rank(mine, lane) = value;
-    cluster.sync();
-  }
-  return warp_sum(lane < warps * cluster_size ? partial[turn & 1][lane] : 0.0f);
-}
-
 template <typename T, bool FUSED, bool TWO_STAGE>
 __global__ void __launch_bounds__(kMaxThreads, 1) all_reduce_kernel(const __grid_constant__ Call call, int cluster_size) {
-  __shared__ float partial[2][32];
+  __shared__ RowSum::Shared shared;
   const Workspace ws{call};
   const Deal<FUSED> deal{call.hidden / kUnitElements, call.rows, cluster_size};
   const int channel = call.first_channel + blockIdx.x;
@@ -156,7 +137,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) all_reduce_kernel(const __grid
   if (FUSED && deal.column(threadIdx.x) < deal.units) {
     weight = load_unit(reinterpret_cast<const uint4*>(call.weight) + deal.column(threadIdx.x));
   }
-  if (FUSED && cluster_size > 1) cooperative_groups::this_cluster().barrier_arrive();
+  RowSum row_sum{shared, cluster_size};
+  if (FUSED) row_sum.start();
   wait_for_previous_grid();
 
   const uint32_t epoch = *ws.epoch(channel) + 1u;
@@ -194,7 +176,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) all_reduce_kernel(const __grid
 #endif
     }
   }
-  if (FUSED && cluster_size > 1) cooperative_groups::this_cluster().barrier_wait();
+  if (FUSED) row_sum.started();
 
   for (int turn = 0; turn < turns; ++turn) {
     const int unit = deal.unit(turn, threadIdx.x);
@@ -215,11 +197,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1) all_reduce_kernel(const __grid
       float squares = 0.0f;
       if (unit >= 0) {
         add(sum, unpack<T>(turn == 0 ? first_residual : load_unit(residual + unit)));
-        store_unit(residual_out + unit, pack<T>(sum));
 #pragma unroll
         for (int k = 0; k < 8; ++k) squares += sum.v[k] * sum.v[k];
       }
-      const float total = row_sum(squares, partial, turn, cluster_size);
+      const float total = row_sum.of(squares, turn);
+      if (unit >= 0) store_unit(residual_out + unit, pack<T>(sum));
       const float scale = rsqrtf(total / static_cast<float>(call.hidden) + call.eps);
       const Sum weights = unpack<T>(weight);
 #pragma unroll

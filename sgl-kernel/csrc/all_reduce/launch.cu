@@ -63,12 +63,19 @@ cudaError_t dispatch(const Call& call, const Geometry& g, cudaStream_t stream) {
   return call.two_stage ? launch<T, false, true>(call, g, stream) : launch<T, false, false>(call, g, stream);
 }
 
-bool fits(const Call& c, const Geometry& g) {
+// False if the call is outside the limits or does not fit its workspace.
+bool geometry(const Call& c, Geometry* g) {
+  const bool limits = c.ranks >= 2 && c.ranks <= kMaxRanks && c.rank >= 0 && c.rank < c.ranks && c.rows >= 1 &&
+                      c.max_blocks >= 1 && c.hidden >= kUnitElements && c.hidden <= 8192 &&
+                      c.hidden % kUnitElements == 0;
+  if (!limits) return false;
   const uint32_t everyone = (1u << c.ranks) - 1u;
-  return g.threads <= kMaxThreads && c.ranks >= 2 && c.ranks <= kMaxRanks && c.rank >= 0 && c.rank < c.ranks && c.rows >= 1 &&
-         c.hidden >= kUnitElements && c.hidden % kUnitElements == 0 && c.hidden <= 8192 && (c.members & ~everyone) == 0 &&
-         (c.members >> c.rank & 1u) && (!c.two_stage || c.members == everyone) && c.first_channel >= 0 &&
-         c.first_channel + g.blocks <= c.layout.channels && g.turns * g.threads <= c.layout.capacity;
+  const bool members = (c.members & ~everyone) == 0 && (c.members >> c.rank & 1u) &&
+                       (!c.two_stage || c.members == everyone);
+  const int units = c.hidden / kUnitElements;
+  *g = c.fused ? fused_geometry(c.rows, units, c.max_blocks) : plain_geometry(c.rows, units, c.max_blocks);
+  return members && g->threads <= kMaxThreads && c.first_channel >= 0 &&
+         c.first_channel + g->blocks <= c.layout.channels && g->turns * g->threads <= c.layout.capacity;
 }
 
 }  // namespace
@@ -111,11 +118,17 @@ int one_shot_layout(int32_t rows, int32_t hidden, int32_t max_blocks, int32_t ra
   return cudaSuccess;
 }
 
+// CTAs, threads, CTAs a cluster, turns of a call; an error if it does not fit its workspace.
+int one_shot_geometry(const Call* call, int32_t* out) {
+  Geometry g;
+  if (!geometry(*call, &g)) return cudaErrorInvalidValue;
+  out[0] = g.blocks, out[1] = g.threads, out[2] = g.cluster, out[3] = g.turns;
+  return cudaSuccess;
+}
+
 int one_shot_launch(const Call* call, void* stream) {
-  const int units = call->hidden / kUnitElements;
-  const Geometry g = call->fused ? fused_geometry(call->rows, units, call->max_blocks)
-                                 : plain_geometry(call->rows, units, call->max_blocks);
-  if (!fits(*call, g)) return cudaErrorInvalidValue;
+  Geometry g;
+  if (!geometry(*call, &g)) return cudaErrorInvalidValue;
   const auto s = static_cast<cudaStream_t>(stream);
   return call->dtype == kBfloat16 ? dispatch<__nv_bfloat16>(*call, g, s) : dispatch<__half>(*call, g, s);
 }

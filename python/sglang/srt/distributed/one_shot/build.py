@@ -16,8 +16,6 @@ from sglang.srt.distributed.one_shot.errors import NotBuilt
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"  # laid beside this file by composing; sgl-kernel/csrc/all_reduce in the repository
 PREBUILT = HERE / "prebuilt"
-LIBRARY = "one_shot.so"
-FACTS = "one_shot.json"
 CACHE_VARIABLE = "SGLANG_FORK_CACHE"
 
 
@@ -54,20 +52,13 @@ def cache_folder() -> Path:
 def prebuilt(name: str, folder: Path = PREBUILT, sources: Path = SOURCES) -> Built | None:
     """The wheel's library, if it has code for architecture ``name`` and is of these very sources."""
     try:
-        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        facts = json.loads((folder / nvcc.FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     listed = facts.get("architectures", [])
     if name not in listed or facts.get("digest") != nvcc.digest(sources, listed):
         return None
-    return Built(folder / LIBRARY, f"prebuilt for {', '.join('sm_' + each for each in listed)}")
-
-
-def build_into(folder: Path, sources: Path, architectures: Sequence[str] = nvcc.ARCHITECTURES) -> None:
-    """Compile the library of a wheel into ``folder``. Raises nvcc.CompileError."""
-    nvcc.compile_library(sources, folder / LIBRARY, architectures)
-    facts = {"architectures": list(architectures), "digest": nvcc.digest(sources, architectures)}
-    (folder / FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    return Built(folder / nvcc.LIBRARY, f"prebuilt for {', '.join('sm_' + each for each in listed)}")
 
 
 def locate(capability: tuple[int, int], defines: Sequence[str] = ()) -> Built:

@@ -83,6 +83,7 @@ class Call(Structure):
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "layout": (c_int32, c_int32, c_int32, c_int32, c_int32, POINTER(Layout)),
     "load": (c_int32,),
+    "geometry": (POINTER(Call), POINTER(c_int32)),
     "launch": (POINTER(Call), c_void_p),
     "alloc": (c_int32, c_uint64, POINTER(c_uint64)),
     "free": (c_int32, c_uint64),
@@ -144,6 +145,12 @@ class Library:
         result = Layout()
         self.call("layout", rows, hidden, max_blocks, ranks, int(pairs), byref(result))
         return result
+
+    def geometry(self, call: Call) -> tuple[int, ...]:
+        """(CTAs, threads of each, CTAs a cluster, turns) of a launch. Raises OneShotError if it does not fit."""
+        result = (c_int32 * 4)()
+        self.call("geometry", byref(call), result)
+        return tuple(result)
 
     def number(self, name: str, *arguments: Any) -> int:
         """Call a function whose last parameter receives a 64-bit number, and return it."""

@@ -6,6 +6,7 @@ Standard library only, and nothing of this package: the wheel build loads this f
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = ("launch.cu", "sharing.cu")
-# What a wheel carries. The "a" targets are not forward compatible; other devices compile when first used.
+# What a wheel carries, and facts about it.
+LIBRARY, FACTS = "one_shot.so", "one_shot.json"
+# The "a" targets are not forward compatible; other devices compile when first used.
 ARCHITECTURES = ("90a", "100a", "120a")
 FLAGS = ("-O3", "-std=c++17", "-Xcompiler", "-fPIC", "-shared")
 OLDEST_TOOLKIT = (12, 8)  # the first that knows sm_100 and sm_120
@@ -121,3 +124,10 @@ def compile_library(
             raise CompileError(f"{compiler} failed with status {done.returncode}: {last}")
         os.replace(staged, out)
     return done.stdout + done.stderr
+
+
+def build_into(folder: Path, sources: Path, architectures: Sequence[str] = ARCHITECTURES) -> None:
+    """Compile the library that a wheel carries, with the facts by which it is recognised. Raises CompileError."""
+    compile_library(sources, folder / LIBRARY, architectures)
+    facts = {"architectures": list(architectures), "digest": digest(sources, architectures)}
+    (folder / FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
