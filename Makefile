@@ -42,12 +42,11 @@ pin:  ## record hashes in upstream.toml after a change of topics or overlay
 check-patches:  ## resolve every anchor, verify hashes, compile what changed
 	$(ENGINE) check
 
-export:  ## git-format patches against clean upstream -> build/export, proven to apply
+export:  ## git-format patches against clean upstream -> build/export, cover letters -> build/review
 	$(ENGINE) export
 
-check-forward:  ## WHEEL=path or VERSION=x: which anchors still resolve in another upstream version
-	@test -n "$(WHEEL)$(VERSION)" || { echo "usage: make check-forward WHEEL=path | VERSION=0.5.23" >&2; exit 2; }
-	$(ENGINE) forward $(if $(WHEEL),--wheel $(WHEEL),--version $(VERSION))
+check-forward:  ## the recorded newer upstream (patches/forward.toml), or WHEEL=path or VERSION=x; RECORD=1 writes it
+	$(ENGINE) forward $(if $(WHEEL),--wheel $(WHEEL)) $(if $(VERSION),--version $(VERSION)) $(if $(RECORD),--record)
 
 wheel:  ## dist/sglang-0.5.17+verify.N-*.whl
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .

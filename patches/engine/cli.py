@@ -11,10 +11,12 @@ from patches.engine import check as checking
 from patches.engine import compose as composing
 from patches.engine import export as exporting
 from patches.engine import forward as forwarding
+from patches.engine import page
 from patches.engine import pin as pinning
-from patches.engine.errors import EngineError
+from patches.engine.errors import EngineError, UsageError
 from patches.engine.fetch import fetch_other
 from patches.engine.project import Project, find_root
+from patches.engine.review import LOST, Review
 from patches.engine.survey import table
 
 
@@ -56,11 +58,16 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(run=_export)
 
     one = commands.add_parser("forward", help="which anchors still resolve in another upstream version")
-    which = one.add_mutually_exclusive_group(required=True)
+    which = one.add_mutually_exclusive_group()
     which.add_argument("--wheel", type=Path, help="the other version's wheel; hashes are waived")
-    which.add_argument("--version", help="fetch that version's wheel through pip")
+    which.add_argument("--version", help="fetch that version's wheel through pip (default: the recorded one)")
+    one.add_argument("--record", action="store_true", help="write the outcome to patches/forward.toml")
     one.add_argument("--strict", action="store_true", help="exit status 1 if a topic no longer applies")
     one.set_defaults(run=_forward)
+
+    one = commands.add_parser("page", help="renew the table of docs/upstream.md (pin does it too)")
+    one.add_argument("--check", action="store_true", help="write nothing; status 1 if it is stale")
+    one.set_defaults(run=_page)
 
     one = commands.add_parser("pin", help="record hashes in upstream.toml")
     _wheel_option(one)
@@ -105,6 +112,7 @@ def _export(project: Project, options: argparse.Namespace) -> int:
     patches = exporting.export(project, wheel_directory=options.wheel_dir)
     for path in patches:
         print(path)
+    print(f"cover letters: {project.build / 'review'}")
     print(
         f"{len(patches)} patches apply in order to clean sglang {project.pins().base}, and the result compiles"
     )
@@ -112,7 +120,13 @@ def _export(project: Project, options: argparse.Namespace) -> int:
 
 
 def _forward(project: Project, options: argparse.Namespace) -> int:
-    wheel = options.wheel or fetch_other(project.pins(), options.version)
+    recorded = Review(project).forward
+    wheel = options.wheel
+    if wheel is None:
+        version = options.version or recorded.get("version")
+        if not version:
+            raise UsageError("give --version or --wheel: patches/forward.toml records no version yet")
+        wheel = fetch_other(project.pins(), str(version))
     outcome = forwarding.forward(project, wheel)
     print(table(outcome.rows))
     for fault in outcome.faults:
@@ -122,11 +136,49 @@ def _forward(project: Project, options: argparse.Namespace) -> int:
         f"sglang {outcome.version}: {len(outcome.applies)} of {outcome.total} topics apply: "
         f"{', '.join(outcome.applies)}{unneeded}"
     )
+    found = forwarding.states(outcome)
+    if options.record:
+        forwarding.record(project, outcome.version, found)
+        page.write(project)
     whole = len(outcome.applies) + len(outcome.unneeded) == outcome.total and not outcome.faults
-    return 1 if options.strict and not whole else 0
+    if options.strict and not whole:
+        return 1
+    asked = options.wheel is not None or options.version is not None
+    return 0 if asked or options.record else _against_record(project, dict(recorded.get("topics", {})), found)
+
+
+def _against_record(project: Project, recorded: dict[str, str], found: dict[str, str]) -> int:
+    """Without a version named, the look forward is a test: status 1 on whatever the record does not say."""
+    wrong, new = forwarding.differences(recorded, found)
+    review = Review(project)
+    for topic in project.topics():
+        if found.get(topic.name, "").startswith(LOST):
+            print(f"{topic.name}: {found[topic.name]}\n  plan: {review.plan(topic) or 'none'}")
+    for line in new:
+        print(f"new, not in patches/forward.toml: {line}")
+    for line in wrong:
+        print(f"error: differs from patches/forward.toml: {line}", file=sys.stderr)
+    if wrong:
+        print("adapt the topic, or record it: make check-forward RECORD=1", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _page(project: Project, options: argparse.Namespace) -> int:
+    fresh = page.render(project)
+    path = project.root / page.PAGE
+    if fresh is None or fresh == path.read_text(encoding="utf-8"):
+        print(f"{page.PAGE} is up to date")
+        return 0
+    if options.check:
+        print(f"error: {page.PAGE} is not what the topics say; run `make pin`", file=sys.stderr)
+        return 1
+    page.write(project)
+    print(f"wrote {page.PAGE}")
+    return 0
 
 
 def _pin(project: Project, options: argparse.Namespace) -> int:
     pins = pinning.pin(project, wheel_directory=options.wheel_dir, wheels=options.wheels)
+    page.write(project)
     print(f"pinned {len(pins.wheels)} wheels, {len(pins.files)} files, tree {pins.composed[:16]}")
     return 0

@@ -15,12 +15,14 @@ import textwrap
 import zipfile
 from pathlib import Path
 
+from patches.engine import page
 from patches.engine.compose import PACKAGE, locked
 from patches.engine.errors import EngineError
 from patches.engine.fetch import fetch, pick
 from patches.engine.model import Sources, Topic
 from patches.engine.patcher import check_pins, patch
 from patches.engine.project import Project
+from patches.engine.review import Review
 from patches.engine.survey import archive_sources
 
 REST = "overlay"
@@ -31,7 +33,7 @@ _DATE = "2026-01-01T00:00:00+0000"
 def export(project: Project, *, wheel_directory: Path | None = None) -> list[Path]:
     """Write ``build/export/NNNN-topic.patch`` for every topic in force, in series order.
 
-    Overlay files that no topic owns come last, in a patch of their own.
+    Beside it ``build/review/NNNN-topic.md`` says what a reviewer asks for. Overlay files that no topic owns come last, in a patch of their own.
 
     Raises:
         EngineError: a patch does not apply to clean upstream, or what it gives does not compile.
@@ -55,10 +57,24 @@ def export(project: Project, *, wheel_directory: Path | None = None) -> list[Pat
         _write_series(Path(scratch) / "tree", made, needed, owned, sources, pins.base)
         patches = sorted(made.iterdir())
         _prove(Path(scratch) / "clean", archive, patches, _expected(needed, owned, sources, pins.base))
-        if target.exists():
-            shutil.rmtree(target)
-        os.rename(made, target)
+        letters = _cover_letters(project, needed, patches, Path(scratch) / "letters", pins.base)
+        for fresh, place in ((made, target), (letters, project.build / "review")):
+            if place.exists():
+                shutil.rmtree(place)
+            os.rename(fresh, place)
     return sorted(target.iterdir())
+
+
+def _cover_letters(
+    project: Project, topics: list[Topic], patches: list[Path], folder: Path, base: str
+) -> Path:
+    """``NNNN-topic.md`` for each topic, named like its patch."""
+    folder.mkdir()
+    review = Review(project)
+    for topic, patch_file in zip(topics, patches, strict=False):
+        text = page.cover(topic, review, base, patch_file.read_text(encoding="utf-8"))
+        (folder / f"{patch_file.stem}.md").write_text(text, encoding="utf-8")
+    return folder
 
 
 def _ownership(topics: list[Topic], overlay: dict[str, Path]) -> dict[str, dict[str, Path]]:
