@@ -42,6 +42,8 @@ MACHINES = (
     Machine(RTX, "gpu", Level.NOTE),
     Machine("rtxpro6000_x8_two_sockets", "gpu", Level.WARNING, ("topology",)),
     Machine("rtxpro6000_x8_iommu_translation", "gpu", Level.FAULT, ("iommu", "acs")),
+    Machine("h200_x2_nvlink_vm", "gpu", Level.NOTE),
+    Machine("t4_x1", "gpu", Level.FAULT, ("device",)),
 )
 
 
@@ -303,6 +305,79 @@ CASES = (
         "allocator",
         ("exported",),
     ),
+    Case(
+        "unequal power limits",
+        RTX,
+        put(300, "nvidia", "gpus", 2, "power_limit_w"),
+        WARNING,
+        "power",
+        ("300, 600 W", "nvidia-smi -pl"),
+    ),
+    Case(
+        "fabric manager not running",
+        "h200_x2_nvlink_vm",
+        put("In Progress", "nvidia", "gpus", 0, "fabric"),
+        WARNING,
+        "fabric",
+        ("In Progress", "nvidia-fabricmanager"),
+    ),
+    Case(
+        "small window by the driver's word",
+        "h200_x2_nvlink_vm",
+        lambda facts: (
+            put(256, "nvidia", "gpus", 0, "bar1_mib")(facts),
+            put([["X", "PHB"], ["PHB", "X"]], "nvidia", "paths")(facts),
+        ),
+        WARNING,
+        "link",
+        ("256 MiB", "Resizable"),
+    ),
+    Case(
+        "link stays slow under load",
+        RTX,
+        put({"clocks": {"pcie_generation": [5] * 3 + [3] + [5] * 4}}, "load"),
+        WARNING,
+        "link",
+        ("GPU 3", "PCIe 3.0", "5.0"),
+    ),
+    Case(
+        "held back by heat",
+        RTX,
+        put(
+            {
+                "clocks": {"sm_clock_mhz": [2400] * 7 + [1200], "power_w": [500] * 8},
+                "held_back": [{}] * 7 + [{"temperature": 5}],
+            },
+            "load",
+        ),
+        WARNING,
+        "clocks",
+        ("GPU 7", "1200 of 2430", "temperature"),
+    ),
+    Case(
+        "one slow GPU",
+        RTX,
+        put({"clocks": {}, "tflops": [400.0] * 7 + [300.0]}, "load"),
+        WARNING,
+        "clocks",
+        ("GPU 7 does 300", "400"),
+    ),
+    Case(
+        "a value that cannot be meant",
+        H200,
+        put({"NCCL_NTHREADS": "many"}, "environment"),
+        WARNING,
+        "settings",
+        ("NCCL_NTHREADS=many", "whole number"),
+    ),
+    Case(
+        "a slip that NCCL itself was asked about",
+        H200,
+        put({"unread": {"NCCL_PROTOO": "NCCL_PROTO"}, "nccl_version": "2.28.9"}, "settings"),
+        WARNING,
+        "settings",
+        ("NCCL 2.28.9 does not read it", "NCCL_PROTO?"),
+    ),
     Case("not composed", CPU, put(False, "fork", "composed"), FAULT, "fork", ("not composed",)),
     Case(
         "topic off",
@@ -394,3 +469,48 @@ def test_a_fault_without_a_cure_is_an_error() -> None:
     with pytest.raises(ValueError, match="needs a cure"):
         Finding(FAULT, "x", "broken")
     assert note("x", "y").cure == ""
+
+
+def test_a_dense_load_at_the_power_limit_is_no_fault() -> None:
+    """Matrix products reach the power limit of most cards; decoding does not."""
+    content = facts(RTX)
+    content["load"] = {
+        "clocks": {"sm_clock_mhz": [1500] * 8, "power_w": [600] * 8},
+        "held_back": [{"power limit": 4}] * 8,
+        "tflops": [400.0] * 8,
+    }
+    found = [f for f in checks.judge(content) if f.about == "clocks"]
+    assert {f.level for f in found} == {Level.OK, Level.NOTE} and "power limit" in found[1].found
+
+
+def test_a_load_that_was_not_measured_is_told() -> None:
+    content = facts(RTX)
+    content["load"] = {"error": "GPU 0 is in use, and a load would disturb its work"}
+    (found,) = [f for f in checks.judge(content) if f.about == "clocks"]
+    assert found.level is Level.NOTE and "in use" in found.found
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (RTX, "GPU 0-3 below one; GPU 4-7 below one"),
+        ("rtxpro6000_x8_two_sockets", "no two GPUs share a PCIe switch"),
+    ],
+)
+def test_switches(name: str, says: str) -> None:
+    (found,) = [f for f in checks.judge(facts(name)) if f.about == "switches"]
+    assert says in found.found
+
+
+def test_numa() -> None:
+    content = facts("rtxpro6000_x8_two_sockets")
+    content["sysfs"]["balancing"] = "1"
+    found = [f.found for f in checks.judge(content) if f.about == "numa"]
+    assert found[0] == "2 nodes: GPU 0-3 near node 0; GPU 4-7 near node 1" and "moves pages" in found[1]
+
+
+def test_changed_driver_settings_are_shown() -> None:
+    content = facts(RTX)
+    content["nvidia"]["parameters"] = {"RegistryDwords.ForceP2P": "0x11", "EnablePCIEGen3": "0"}
+    (found,) = [f for f in checks.judge(content) if "module settings" in f.found]
+    assert "ForceP2P=0x11" in found.found and "Gen3" not in found.found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sglang.verify_doctor.facts import children, host, nccl, nvidia, pci
+from sglang.verify_doctor.facts import children, host, load, nccl, nvidia, pci, sysfs
 
 TOPOLOGY_SWITCHES = """\
 \x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -62,7 +62,7 @@ def test_farthest_is_the_worst() -> None:
 
 
 def test_gpu_rows() -> None:
-    row = "NVIDIA H200, 580.95.05, 9.0, 00000000:18:00.0, 143771, 700.00, 345, 1980, 1, 5, 8, 16, Disabled"
+    row = "NVIDIA H200, 580.95.05, 9.0, 00000000:18:00.0, 143771, 700.00, 345, 1980, 1, 5, 8, 16, Disabled, 76.12, 3201, 3201, 31, 0, 0"
     (gpu,) = nvidia.parse_gpus(row + "\nbroken, row\n")
     assert (gpu["name"], gpu["memory_mib"], gpu["link_width"], gpu["capability"]) == (
         "NVIDIA H200",
@@ -185,3 +185,115 @@ def test_child_processes_that_fail() -> None:
     assert "no answer within" in children.run("import time; time.sleep(60)", limit_s=0.5)["error"]
     assert "status 3" in children.run("raise SystemExit(3)")["error"]
     assert "no object" in children.run("print(1)")["error"]
+
+
+QUERY = """\
+==============NVSMI LOG==============
+Attached GPUs                             : 2
+GPU 00000000:18:00.0
+    Product Name                          : NVIDIA H200
+    Serial Number                         : 1234567890
+    Fabric
+        State                             : Completed
+        Status                            : Success
+        CliqueId                          : 0
+    FB Memory Usage
+        Total                             : 143771 MiB
+    BAR1 Memory Usage
+        Total                             : 262144 MiB
+        Used                              : 1 MiB
+GPU 00000000:2A:00.0
+    Fabric
+        State                             : N/A
+        Status                            : N/A
+    BAR1 Memory Usage
+        Total                             : 256 MiB
+"""
+
+
+def test_long_report_of_the_driver() -> None:
+    found = nvidia.parse_query(QUERY)
+    assert found == [
+        {"bar1_mib": 262144, "fabric": "Completed, Success"},
+        {"bar1_mib": 256, "fabric": None},
+    ]
+    assert "1234567890" not in str(found)
+    assert nvidia.parse_query("") == []
+
+
+def test_driver_parameters() -> None:
+    text = 'EnablePCIeGen3: 0\nEnableResizableBar: 1\nMemoryPoolSize: 0\nRegistryDwords: "ForceP2P=0x11;RMForceP2PType=1"\n'
+    assert nvidia.parse_parameters(text) == {
+        "EnablePCIeGen3": "0",
+        "EnableResizableBar": "1",
+        "RegistryDwords.ForceP2P": "0x11",
+        "RegistryDwords.RMForceP2PType": "1",
+    }
+    assert nvidia.parse_parameters("") == {}
+
+
+def device(root: Path, chain: str, **files: str) -> Path:
+    """A PCI device in a made-up ``/sys``, with its link in ``bus/pci/devices``."""
+    place = root / "devices" / "pci0000:10" / chain
+    place.mkdir(parents=True)
+    for name, text in files.items():
+        (place / name).write_text(text + "\n")
+    link = root / "bus" / place.name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(place)
+    return place
+
+
+GPU = {
+    "vendor": "0x10de",
+    "class": "0x030200",
+    "current_link_speed": "2.5 GT/s PCIe",
+    "current_link_width": "16",
+}
+GPU |= {"max_link_speed": "32.0 GT/s PCIe", "max_link_width": "16"}
+
+
+def test_tree_of_devices(tmp_path: Path) -> None:
+    switch = "0000:10:01.1/0000:11:00.0"
+    device(tmp_path, f"{switch}/0000:12:00.0/0000:13:00.0", **GPU, numa_node="0")
+    device(tmp_path, f"{switch}/0000:12:01.0/0000:14:00.0", **GPU, numa_node="-1")
+    device(tmp_path, "0000:10:02.1/0000:20:00.0", **GPU, numa_node="1")
+    device(tmp_path, "0000:10:03.1/0000:30:00.0", vendor="0x10de", **{"class": "0x040300"})
+    for name in ("node0", "node1", "has_cpu"):
+        (tmp_path / "node" / name).mkdir(parents=True)
+    (tmp_path / "balancing").write_text("1\n")
+    found = sysfs.gather(tmp_path / "bus", tmp_path / "node", tmp_path / "balancing")
+    assert (found["nodes"], found["balancing"]) == (2, "1")
+    assert [(gpu["slot"], gpu["node"]) for gpu in found["gpus"]] == [
+        ("0000:13:00.0", 0),
+        ("0000:14:00.0", None),
+        ("0000:20:00.0", 1),
+    ]
+    assert found["gpus"][0]["chain"] == ["0000:10:01.1", "0000:11:00.0", "0000:12:00.0"]
+    assert (found["gpus"][0]["link"], found["gpus"][0]["link_max"]) == ([2.5, 16], [32.0, 16])
+    assert sysfs.switches(found["gpus"]) == [[0, 1]]
+    nothing = tmp_path / "nothing"
+    assert sysfs.gather(nothing, nothing, nothing) == {"gpus": [], "nodes": None, "balancing": None}
+
+
+def test_no_load_on_a_gpu_in_use() -> None:
+    assert load.busy([{"utilization_percent": 0, "memory_used_mib": 3}, {"utilization_percent": 90}]) == [1]
+    assert "in use" in load.gather([{"memory_used_mib": 90000}])["error"]
+    assert load.gather([]) == {"error": "no GPU"}
+
+
+WORK = """
+import time
+print("begin", flush=True)
+time.sleep(0.2)
+print("end", flush=True)
+print("[1.5]", flush=True)
+"""
+
+
+def test_load_is_sampled_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the work; on a machine without a driver there is nothing to sample."""
+    found = load._measure(WORK, 30)
+    assert found["tflops"] == [1.5] and found["clocks"]["samples"] >= 0
+    assert "did not run to its end" in load._measure("raise SystemExit(1)", 30)["error"]
+    assert "did not run to its end" in load._measure("import time; time.sleep(60)", 0.5)["error"]

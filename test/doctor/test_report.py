@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
-from sglang.verify_doctor import report
+from sglang.verify_doctor import report, tables
 from sglang.verify_doctor.findings import Finding, fault, note, ok, warning
 
 FINDINGS = [
@@ -49,3 +50,38 @@ def test_summary_counts() -> None:
     many: list[Finding] = [fault("x", "y", "z")] * 2
     assert report.summary(many, "cpu") == "cpu serving will fail: 2 faults, 0 warnings"
     assert report.summary([warning("x", "y", "z")], "cpu") == "ready for cpu serving, 1 warning"
+
+
+def test_groups_have_headings_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [replace(ok("device", "2x"), group="machine"), replace(ok("topology", "fine"), group="links")]
+    gpu = {
+        "name": "NVIDIA H200",
+        "capability": "9.0",
+        "memory_mib": 143771,
+        "power_w": 76.5,
+        "power_limit_w": 700,
+    }
+    facts = {"nvidia": {"gpus": [gpu, gpu], "paths": [["X", "NV18"], ["NV18", "X"]]}}
+    text = report.plain(found, "gpu", facts=facts)
+    assert "\nlinks\n" in text and text.startswith("machine\n")
+    assert "0    H200" in text and "76/700" in text and "GPU1  NV18  X" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    long = [warning("topology", "peer writes cross processor sockets " * 6, "compare two settings " * 5)]
+    gpu = {"name": "NVIDIA RTX PRO 6000 Blackwell Server Edition", "capability": "12.0", "memory_mib": 97249}
+    facts = {"nvidia": {"gpus": [gpu] * 8, "paths": [["PXB"] * 8] * 8}}
+    found = [replace(long[0], group=group) for group in ("machine", "links")]
+    lines = report.plain(found, "gpu", width, facts).splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(report.plain(long, "gpu", width).split()).count("sockets") == 6
+
+
+def test_columns_that_do_not_fit_are_named() -> None:
+    assert tables.fitting([["a", "bbbb", "cccc"], ["1", "2", "3"]], 8) == [
+        "a  bbbb",
+        "1  2",
+        "(too narrow for: cccc)",
+    ]
+    assert tables.fitting([["only titles"]], 80) == []

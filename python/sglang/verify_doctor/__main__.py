@@ -5,52 +5,145 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from sglang.verify_doctor import checks, report
+from sglang.verify_doctor import checks, deployment, report, server
 from sglang.verify_doctor.facts import document, models
-from sglang.verify_doctor.findings import Level, worst
+from sglang.verify_doctor.findings import Finding, Level, worst
+
+# Form of what ``--json`` prints; a reader checks it before anything else.
+DOCUMENT = "verify-doctor/2"
+USAGE = """\
+What the doctor does not know is passed on to the server's own parser, so that a launch command can be checked as it is:
+  python -m sglang.verify_doctor --model-path DIR --speculative-draft-model-path DIR --tp 8 --attention-backend triton
+  python -m sglang.verify_doctor --config recipe.yaml --from facts.json
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The doctor's own options."""
+    made = argparse.ArgumentParser(
+        prog="python -m sglang.verify_doctor",
+        description="Looks at packages, driver, GPUs, links, settings and a deployment, and names a cure for every fault.",
+        epilog=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--json", action="store_true", help="everything as one JSON document")
+    made.add_argument(
+        "--from", dest="source", metavar="FILE", help="judge recorded facts instead of this machine"
+    )
+    made.add_argument(
+        "--save-facts", metavar="FILE", help="keep this machine's facts (no serial numbers, no host name)"
+    )
+    made.add_argument(
+        "--load", action="store_true", help="also look at clocks and links under 3 s of work on idle GPUs"
+    )
+    made.add_argument(
+        "--serving", choices=("cpu", "gpu"), help="judge for this kind of serving (default: what is here)"
+    )
+    made.add_argument(
+        "--server", metavar="URL", help="look at a running server instead: what its ranks counted"
+    )
+    made.add_argument("--model-path", "--model", metavar="DIR", help="also judge this deployment")
+    made.add_argument(
+        "--speculative-draft-model-path",
+        "--draft-path",
+        dest="draft",
+        metavar="DIR",
+        help="its EAGLE-3 draft",
+    )
+    made.add_argument("--config", metavar="FILE", help="a deployment as the server's --config takes it")
+    return made
+
+
+def launch_arguments(options: argparse.Namespace, rest: Sequence[str], mode: str) -> list[str]:
+    """The server's command line; empty where no deployment was named."""
+    argv = list(rest)
+    if options.config:
+        argv += ["--config", options.config]
+    if options.model_path:
+        argv += ["--model-path", options.model_path]
+    if options.draft:
+        argv += ["--speculative-draft-model-path", options.draft]
+        if "--speculative-algorithm" not in argv and not options.config:
+            argv += ["--speculative-algorithm", "EAGLE3"]
+    if argv and mode == "cpu" and "--device" not in argv and not options.config:
+        argv += ["--device", "cpu"]
+    return argv
 
 
 def main(argv: list[str] | None = None) -> int:
     """Gather or read facts, judge them, show the findings."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sglang.verify_doctor",
-        description="Looks at packages, driver, GPUs, links and settings, and names a cure for every fault.",
-    )
-    parser.add_argument("--json", action="store_true", help="facts and findings as JSON")
-    parser.add_argument(
-        "--from", dest="source", metavar="FILE", help="judge recorded facts instead of this machine"
-    )
-    parser.add_argument(
-        "--serving", choices=("cpu", "gpu"), help="judge for this kind of serving (default: what is here)"
-    )
-    parser.add_argument("--model-path", metavar="DIR", help="also judge this target: its size, and its draft")
-    parser.add_argument("--draft-path", metavar="DIR", help="the EAGLE-3 draft for --model-path")
-    options = parser.parse_args(argv)
-    if options.draft_path and not options.model_path:
-        parser.error("--draft-path needs --model-path, because a draft is judged against its target")
+    made = parser()
+    options, rest = made.parse_known_args(argv)
+    named = bool(options.model_path or options.config)
+    if (rest or options.draft) and not named:
+        made.error(
+            f"{' '.join(rest) or '--speculative-draft-model-path'} needs --model-path or --config: a draft and the "
+            "server's flags are judged with the model that they are for"
+        )
+    if options.server:
+        return _running(options)
     try:
-        facts = document.read(Path(options.source)) if options.source else document.gather()
+        facts = _facts(options)
     except (OSError, ValueError) as error:
         print(f"verify_doctor: error: {error}", file=sys.stderr)
         return 2
-    if options.model_path:
-        facts["models"] = models.gather(options.model_path, options.draft_path)
     mode = options.serving or checks.serving(facts)
+    if named:
+        facts["deployment"] = deployment.gather(
+            launch_arguments(options, rest, mode), facts, here=not options.source, mode=mode
+        )
+        _models(facts, options)
     findings = checks.judge(facts, mode)
+    return _show(options, findings, mode, facts)
+
+
+def _facts(options: argparse.Namespace) -> document.Facts:
+    if options.source:
+        return document.read(Path(options.source))
+    facts = document.gather(under_load=options.load)
+    if options.save_facts:
+        document.write(facts, Path(options.save_facts))
+    return facts
+
+
+def _models(facts: document.Facts, options: argparse.Namespace) -> None:
+    """The pair as its files tell, where they are on this disk."""
+    paths = facts["deployment"].get("paths") or {"target": options.model_path, "draft": options.draft}
+    if paths["target"] and Path(paths["target"]).is_dir():
+        draft = paths["draft"] if paths["draft"] and Path(paths["draft"]).is_dir() else None
+        facts["models"] = models.gather(paths["target"], draft)
+
+
+def _running(options: argparse.Namespace) -> int:
+    try:
+        state = server.fetch(options.server)
+    except OSError as error:
+        print(f"verify_doctor: error: {options.server}: {error}", file=sys.stderr)
+        return 2
+    return _show(options, server.judge(state), "running", {"server": state})
+
+
+def _show(options: argparse.Namespace, findings: list[Finding], mode: str, facts: dict[str, Any]) -> int:
     verdict = worst(findings)
+    status = 1 if verdict is Level.FAULT else 0
     if options.json:
         content = {
+            "document": DOCUMENT,
             "status": verdict.value,
+            "exit_status": status,
             "serving": mode,
             "findings": [finding.as_dict() for finding in findings],
             "facts": facts,
         }
         print(json.dumps(content, indent=2, sort_keys=True))
     else:
-        report.show(findings, mode)
-    return 1 if verdict is Level.FAULT else 0
+        report.show(findings, mode, facts=facts)
+    return status
 
 
 if __name__ == "__main__":

@@ -74,10 +74,10 @@ def read(path: Path | None = None) -> Library:
         with chosen.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             banner = _BANNER.search(content)
             version = banner[1].decode() if banner else ""
-            # A NUL ends one text and begins the next, so the text is looked at with its ends apart.
+            # A NUL ends one text and begins the next, so the one behind a text is only looked at. The pattern
+            # begins with fixed bytes: with a look-behind in front the search takes twenty times as long.
             names = {
-                match[1].decode()
-                for match in re.finditer(rb"(?<=\x00)(NCCL_[A-Z0-9][A-Z0-9_]+)(?=\x00)", content)
+                match[1].decode() for match in re.finditer(rb"\x00(NCCL_[A-Z0-9][A-Z0-9_]+)(?=\x00)", content)
             }
     except (OSError, ValueError):
         return Library(str(chosen), "", frozenset())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sglang.verify_doctor.checks import deployment, devices, links, models, settings, software
+from sglang.verify_doctor.checks import deployment, devices, links, machine, models, plan, settings, software
 from sglang.verify_doctor.findings import Finding
 from sglang.verify_doctor.registry import Check, contributions
 
@@ -20,11 +20,24 @@ GROUPS: dict[str, tuple[Check, ...]] = {
         devices.partitions,
         devices.shared_memory,
         devices.memory,
+        machine.parameters,
+        machine.power,
+        machine.clocks,
     ),
-    "links": (links.topology, links.iommu, links.acs, links.window, links.width),
+    "links": (
+        links.topology,
+        machine.fabric,
+        machine.switches,
+        machine.numa,
+        links.iommu,
+        links.acs,
+        links.window,
+        links.width,
+    ),
     "settings": (settings.nccl_version, settings.nccl_variables, settings.allocator, settings.profile),
     "fork": (deployment.topics, deployment.fallbacks),
     "model": (models.pair, models.memory),
+    "deployment": (plan.resolution, plan.memory),
 }
 
 

@@ -171,6 +171,8 @@ def shared_memory(facts: Mapping[str, Any], mode: str) -> list[Finding]:
         device["shared_memory_optin_bytes"]
         for device in section(facts, "torch").get("devices") or []
         if device.get("shared_memory_optin_bytes")
+        # One that is refused for its capability needs no second refusal.
+        and (nvidia.capability(device.get("capability")) or CAPABILITY_MIN) >= CAPABILITY_MIN
     }
     if not limits:
         return []

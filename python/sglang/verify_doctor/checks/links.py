@@ -128,6 +128,9 @@ def window(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     memory = max(
         (gpu.get("memory_mib") or 0 for gpu in section(facts, "nvidia").get("gpus") or []), default=0
     )
+    sizes += [
+        gpu["bar1_mib"] << 20 for gpu in section(facts, "nvidia").get("gpus") or [] if gpu.get("bar1_mib")
+    ] * (not any(sizes))
     small = [size for size in sizes if size and size < memory << 20]
     if not small:
         return []

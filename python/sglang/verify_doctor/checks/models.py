@@ -72,6 +72,8 @@ def cache_bytes(side: Mapping[str, Any], ranks: int, value_bytes: int = 2) -> in
 def memory(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     """Weights and cache against the memory there is, over all the GPUs of the machine."""
     found = section(facts, "models")
+    if section(facts, "deployment", "memory"):
+        return []  # The plan of the deployment is finer.
     sides = [section(found, name) for name in ("target", "draft") if section(found, name)]
     if not sides:
         return []

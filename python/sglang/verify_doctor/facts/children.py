@@ -78,11 +78,15 @@ def kernels() -> dict[str, Any]:
     return run(_KERNELS)
 
 
-def run(program: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Run a program that prints one JSON object; any failure is told as ``{"error": text}``."""
+def run(program: str, limit_s: float = LIMIT_S, request: Any = None) -> dict[str, Any]:
+    """Run a program that prints one JSON object; any failure is told as ``{"error": text}``.
+
+    ``request`` reaches the program as JSON on its standard input.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", program],
+            input=None if request is None else json.dumps(request),
             capture_output=True,
             text=True,
             timeout=limit_s,

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from sglang.verify_doctor import registry
-from sglang.verify_doctor.facts import children, fork, host, nccl, nvidia, packages, pci
+from sglang.verify_doctor.facts import children, fork, host, load, nccl, nvidia, packages, pci, sysfs
 
 VERSION = 1
 
 Facts = dict[str, Any]
 
 
-def gather() -> Facts:
-    """Look at this machine. Takes as long as importing torch once; every probe is bounded in time."""
+def gather(*, under_load: bool = False) -> Facts:
+    """Look at this machine. Takes as long as importing torch once; every probe is bounded in time.
+
+    ``under_load`` adds a section ``load``: clocks, power and link while idle GPUs work for 3 s.
+    """
     sections: dict[str, Callable[[], Any]] = {
         "python": lambda: {"version": platform.python_version()},
         "host": host.gather,
@@ -27,15 +30,19 @@ def gather() -> Facts:
         "kernels": children.kernels,
         "nvidia": nvidia.gather,
         "pci": pci.gather,
+        "sysfs": sysfs.gather,
         "environment": lambda: nccl.environment(os.environ),
         "settings": nccl.gather,
         "fork": fork.gather,
     }
     for other in registry.contributions()[0]:
         sections |= {name: look for name, look in other.facts.items() if name not in sections}
-    return {"facts_version": VERSION, "origin": "recorded"} | {
+    facts: Facts = {"facts_version": VERSION, "origin": "recorded"} | {
         name: _guarded(look) for name, look in sections.items()
     }
+    if under_load:
+        facts["load"] = _guarded(lambda: load.gather((facts["nvidia"] or {}).get("gpus") or []))
+    return facts
 
 
 def _guarded(look: Callable[[], Any]) -> Any:

@@ -25,9 +25,16 @@ FIELDS = {
     "link_width": "pcie.link.width.current",
     "link_width_max": "pcie.link.width.max",
     "mig": "mig.mode.current",
+    "power_w": "power.draw",
+    "memory_clock_mhz": "clocks.mem",
+    "memory_clock_max_mhz": "clocks.max.mem",
+    "temperature_c": "temperature.gpu",
+    "utilization_percent": "utilization.gpu",
+    "memory_used_mib": "memory.used",
 }
 _TEXTS = frozenset({"name", "driver", "capability", "bus", "mig"})
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 
 # From near to far: NVLink, one PCIe switch, several switches, one host bridge, one NUMA node, between sockets.
 PATHS = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
@@ -39,9 +46,13 @@ def gather() -> dict[str, Any]:
         return {"tool": False, "driver": _kernel_driver()}
     query = probe("nvidia-smi", f"--query-gpu={','.join(FIELDS.values())}", "--format=csv,noheader,nounits")
     gpus = parse_gpus(query)
+    for gpu, more in zip(gpus, parse_query(probe("nvidia-smi", "-q")), strict=False):
+        gpu |= more
     facts: dict[str, Any] = {
         "tool": True,
         "driver": gpus[0]["driver"] if gpus else _kernel_driver(),
+        "open_module": "open kernel module" in _read(DRIVER_VERSION).lower() or None,
+        "parameters": parse_parameters(_read(DRIVER_PARAMETERS)),
         "gpus": gpus,
     }
     if len(gpus) > 1:
@@ -52,12 +63,59 @@ def gather() -> dict[str, Any]:
 
 
 def _kernel_driver() -> str | None:
-    try:
-        text = DRIVER_VERSION.read_text(encoding="utf-8")
-    except OSError:
-        return None
-    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", _read(DRIVER_VERSION))
     return match[1] if match else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def parse_parameters(text: str) -> dict[str, str]:
+    """Settings of the driver module that decide about peer access and windows, from ``/proc/driver/nvidia/params``.
+
+    ``RegistryDwords`` holds several of its own (``ForceP2P=0x11;...``); those are taken apart.
+    """
+    found = {}
+    for line in text.splitlines():
+        name, _, value = (part.strip() for part in line.partition(":"))
+        if name == "RegistryDwords":
+            for entry in value.strip('"').split(";"):
+                key, equals, word = entry.strip().partition("=")
+                if equals:
+                    found[f"{name}.{key.strip()}"] = word.strip()
+        elif any(word in name.lower() for word in ("p2p", "bar", "peer", "grdma", "pcie", "ats")):
+            found[name] = value.strip('"')
+    return found
+
+
+def parse_query(text: str) -> list[dict[str, Any]]:
+    """What only the long report of ``nvidia-smi -q`` has, a dictionary for each GPU in its order.
+
+    ``bar1_mib`` is the window that peers see, ``fabric`` the state of the NVSwitch fabric (None where there is none).
+    Serial numbers are not read.
+    """
+    gpus: list[dict[str, Any]] = []
+    section = ""
+    for line in text.splitlines():
+        if re.match(r"GPU [0-9A-Fa-f]+:", line):
+            gpus.append({"bar1_mib": None, "fabric": None})
+            section = ""
+            continue
+        if not gpus:
+            continue
+        name, colon, value = (part.strip() for part in line.partition(":"))
+        if not colon:
+            section = name
+        elif section.startswith("BAR1 Memory") and name == "Total":
+            match = re.match(r"(\d+) MiB", value)
+            gpus[-1]["bar1_mib"] = int(match[1]) if match else None
+        elif section == "Fabric" and name in ("State", "Status") and value not in ("N/A", ""):
+            gpus[-1]["fabric"] = f"{gpus[-1]['fabric']}, {value}" if gpus[-1]["fabric"] else value
+    return gpus
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:

@@ -1,0 +1,301 @@
+"""What a deployment runs on recorded machines, as the composed server's own resolution has it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.verify_doctor import checks, deployment
+from sglang.verify_doctor.__main__ import launch_arguments, main, parser
+from sglang.verify_doctor.deployment import child
+from sglang.verify_doctor.deployment.machine import Machine
+from sglang.verify_doctor.facts import document
+from sglang.verify_doctor.findings import Level, worst
+
+HERE = Path(__file__).parent
+SHIPPED = HERE.parents[1] / "models"
+sys.path.insert(0, str(HERE.parent / "arguments"))
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+# Kimi-K2's numbers; the attention and the experts decide what is asked here.
+KIMI = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "vocab_size": 163840,
+    "max_position_embeddings": 131072,
+    "rope_theta": 50000.0,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": [
+            "lm_head",
+            "re:.*self_attn.*",
+            "re:.*shared_experts.*",
+            "re:.*mlp\\.(gate|up|down)_proj.*",
+        ],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "input_activations": None,
+                "output_activations": None,
+                "weights": {
+                    "num_bits": 4,
+                    "group_size": 32,
+                    "strategy": "group",
+                    "symmetric": True,
+                    "type": "int",
+                },
+            }
+        },
+    },
+}
+DRAFT = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "head_dim": 128,
+    "vocab_size": 163840,
+    "draft_vocab_size": 163840,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [2, 30, 58]},
+}
+
+
+def facts(name: str) -> dict[str, Any]:
+    """A machine."""
+    return document.read(HERE / "facts" / f"{name}.json")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Descriptions without weights: a plan is wanted before a download."""
+    home = tmp_path_factory.mktemp("models")
+    for name, config in (("llama", LLAMA), ("kimi", KIMI), ("draft", DRAFT)):
+        (home / name).mkdir()
+        (home / name / "config.json").write_text(json.dumps(config))
+    return {name: str(home / name) for name in ("llama", "kimi", "draft")}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A deployment on a machine, and what its rows have to say."""
+
+    name: str
+    machine: str
+    model: str
+    flags: tuple[str, ...]
+    says: dict[str, str]
+    draft: str = ""
+
+
+CHAIN = (
+    "--speculative-num-steps",
+    "2",
+    "--speculative-eagle-topk",
+    "1",
+    "--speculative-num-draft-tokens",
+    "3",
+)
+DUMMY = ("--load-format", "dummy")
+CASES = (
+    Case(
+        "Kimi on PCIe Blackwell",
+        "rtxpro6000_x8_switches",
+        "kimi",
+        ("--tp", "8", "--mem-fraction-static", "0.9", "--max-running-requests", "8", *CHAIN, *DUMMY),
+        {
+            "attention, prefill": "triton",
+            "attention, verify": "triton, the fork's split-KV kernel",
+            "attention, draft": "triton",
+            "attention, draft extend": "triton, the fork's split-KV kernel",
+            "MoE": "marlin",
+            "all-reduce": "NCCL",
+            "graphs, verify": "24 rows",
+            "graphs, draft extend": "captured",
+            "KV cache": "bfloat16",
+        },
+        draft="draft",
+    ),
+    Case(
+        "Kimi on two H200 with Hopper's default",
+        "h200_x2_nvlink_vm",
+        "kimi",
+        ("--tp", "2", "--max-running-requests", "8", *CHAIN, *DUMMY),
+        {
+            "attention, verify": "fa3, upstream's kernel",
+            "graphs, draft extend": "eager",
+            "all-reduce": "upstream's custom kernel",
+        },
+        draft="draft",
+    ),
+    Case(
+        "Llama without speculation",
+        "rtxpro6000_x8_two_sockets",
+        "llama",
+        ("--tp", "2", "--attention-backend", "triton", *DUMMY),
+        {"attention, decode": "triton, stock kernel", "all-reduce": "upstream's custom kernel"},
+    ),
+)
+
+
+def resolve(case: Case, checkpoints: dict[str, str]) -> dict[str, Any]:
+    """Facts with the deployment in them. Resolved in this process: every child would import the server again."""
+    argv = [*case.flags, "--model-path", checkpoints[case.model]]
+    if case.draft:
+        argv += [
+            "--speculative-algorithm",
+            "EAGLE3",
+            "--speculative-draft-model-path",
+            checkpoints[case.draft],
+        ]
+    content = facts(case.machine)
+    request = json.loads(json.dumps(deployment.request(argv, content, here=False, mode="gpu")))
+    content["deployment"] = {"argv": argv} | child.answer(request)
+    return content
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_rows(case: Case, checkpoints: dict[str, str]) -> None:
+    content = resolve(case, checkpoints)
+    found = content["deployment"]
+    assert "error" not in found and found["fault"] is None, found
+    rows = {row["about"]: row for row in found["rows"]}
+    for about, text in case.says.items():
+        assert text in rows[about]["what"], rows[about]
+    assert all(row["why"] for row in found["rows"]), found["rows"]
+    assert not [row for row in found["rows"] if row["what"] == "not known"]
+    memory = found["memory"]
+    assert memory["parts"]["weights, target"] > 1 << 30 and memory["token_bytes"] > 0
+    text = " ".join(f.found for f in checks.judge(content, "gpu") if f.group == "deployment")
+    assert "GiB weights, target (counted from the configuration)" in text
+
+
+def test_weights_without_room_for_a_cache(checkpoints: dict[str, str]) -> None:
+    """The weights alone need more than the fraction given: the flag and a value that would do are named."""
+    flags = ("--tp", "8", "--mem-fraction-static", "0.7", *CHAIN, *DUMMY)
+    case = Case("too little", CASES[0].machine, "kimi", flags, {}, draft="draft")
+    findings = checks.judge(resolve(case, checkpoints), "gpu")
+    (found,) = [f for f in findings if f.level is Level.FAULT]
+    assert found.about == "memory plan" and "--mem-fraction-static 0." in found.cure
+
+
+def test_what_the_server_refuses(checkpoints: dict[str, str]) -> None:
+    """The refusal of a start, before the start, and on a machine that is not here."""
+    case = Case("sixteen", "h200_x2_nvlink", "llama", ("--tp", "8", *DUMMY), {})
+    findings = checks.judge(resolve(case, checkpoints), "gpu")
+    (found,) = [f for f in findings if f.level is Level.FAULT]
+    assert found.about == "deployment" and "2" in found.found and found.cure
+    case = Case("flag", "h200_x2_nvlink", "llama", ("--no-such-flag",), {})
+    (found,) = [f for f in checks.judge(resolve(case, checkpoints), "gpu") if f.level is Level.FAULT]
+    assert "--no-such-flag" in found.found
+
+
+def test_the_shipped_pair_on_this_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The command as a user gives it, with the facts of a machine without a GPU."""
+    status = main(
+        [
+            *("--from", str(HERE / "facts" / "cpu_without_gpu.json"), "--model-path", str(SHIPPED / "nano")),
+            *("--speculative-draft-model-path", str(SHIPPED / "nano-eagle3"), "--json"),
+        ]
+    )
+    content = json.loads(capsys.readouterr().out)
+    assert status == 0, [f for f in content["findings"] if f["level"] == "fault"]
+    rows = {row["about"]: row["what"] for row in content["facts"]["deployment"]["rows"]}
+    assert rows["attention, verify"] == "PyTorch (torch_native)" and rows["graphs"] == "none"
+    assert content["document"] == "verify-doctor/2" and content["exit_status"] == 0
+
+
+def test_config_file(checkpoints: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe, as the server's own --config takes it."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"model-path: {checkpoints['llama']}\ntp-size: 2\nload-format: dummy\nattention-backend: triton\n"
+    )
+    assert main(["--from", str(HERE / "facts" / "h200_x2_nvlink.json"), "--config", str(recipe)]) == 0
+    text = capsys.readouterr().out
+    assert "all-reduce" in text and "2 ranks of 139.8 GiB" in text
+
+
+@pytest.mark.parametrize("argv", [["--tp", "8"], ["--draft-path", "x"], ["--nonsense"]])
+def test_flags_without_a_model_are_a_misuse(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(argv)
+    assert left.value.code == 2 and "--model-path" in capsys.readouterr().err
+
+
+def test_command_line_of_the_server() -> None:
+    options, rest = parser().parse_known_args(
+        ["--model-path", "m", "--draft-path", "d", "--tp", "8", "--json"]
+    )
+    assert rest == ["--tp", "8"] and options.json
+    assert launch_arguments(options, rest, "gpu") == [
+        *("--tp", "8", "--model-path", "m", "--speculative-draft-model-path", "d"),
+        *("--speculative-algorithm", "EAGLE3"),
+    ]
+    assert launch_arguments(options, rest, "cpu")[-2:] == ["--device", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "gpus"),
+    [("rtxpro6000_x8_switches", (12, 0), 8), ("h200_x2_nvlink", (9, 0), 2), ("t4_x1", (7, 5), 1)],
+)
+def test_machine_of_facts(name: str, capability: tuple[int, int], gpus: int) -> None:
+    machine = Machine.of(facts(name))
+    assert machine is not None and (machine.capability, machine.gpus) == (capability, gpus)
+    assert Machine.from_dict(json.loads(json.dumps(machine.as_dict()))) == machine
+
+
+def test_no_gpu_to_plan_for() -> None:
+    assert Machine.of(facts("cpu_without_gpu")) is None
+    found = deployment.gather([], facts("cpu_without_gpu"), here=False, mode="gpu")
+    assert "no GPU" in found["error"]
+    assert deployment.request([], facts("cpu_without_gpu"), here=False, mode="gpu") is None
+    findings = checks.judge(facts("cpu_without_gpu") | {"deployment": found}, "cpu")
+    assert worst(findings) is Level.WARNING
