@@ -79,9 +79,6 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_columns_that_do_not_fit_are_named() -> None:
-    assert tables.fitting([["a", "bbbb", "cccc"], ["1", "2", "3"]], 8) == [
-        "a  bbbb",
-        "1  2",
-        "(too narrow for: cccc)",
-    ]
+    rows = [["a", "b" * 20, "cccc"], ["1", "2", "3"]]
+    assert tables.fitting(rows, 24) == ["a  " + "b" * 20, "1  2", "(too narrow for: cccc)"]
     assert tables.fitting([["only titles"]], 80) == []
