@@ -27,6 +27,7 @@ case "$2" in
       exits) exit "${SERVER_STATUS:-0}" ;;
       serves) trap 'echo stopped >> "$PLAYED"; exit 0' TERM; sleep 1000 & echo $! >> "$PLAYED.pids"; wait ;;
       loading) sleep 1000 & echo $! >> "$PLAYED.pids"; wait ;;
+      drains) trap 'kill -KILL $$' TERM; while :; do sleep 0.1; done ;;
       stuck) trap '' TERM; while :; do sleep 1; done ;;
     esac ;;
 esac
@@ -166,7 +167,7 @@ def test_the_servers_status_is_the_containers(stage: Stage, status: int) -> None
 
 
 @pytest.mark.parametrize("sent", (signal.SIGTERM, signal.SIGINT), ids=lambda sent: sent.name)
-@pytest.mark.parametrize(("server", "expected"), (("serves", 0), ("loading", 143)))
+@pytest.mark.parametrize(("server", "expected"), (("serves", 0), ("loading", 143), ("drains", 0)))
 def test_a_signal_stops_the_server(stage: Stage, sent: signal.Signals, server: str, expected: int) -> None:
     """Sent to the entrypoint alone, as an engine does; while it serves, and while it still loads."""
     process = stage.start("--x", SERVER=server)
