@@ -34,6 +34,11 @@ TOPIC = Topic(
             hook=f"{HOOKS}:stock_kernel",
         ),
         Around(
+            file=f"{RUNNERS}/base_runner.py",
+            scope="BaseRunner._pre_initialize_flashinfer_allreduce_workspace",
+            hook=f"{HOOKS}:fusion_workspace",
+        ),
+        Around(
             file=f"{RUNNERS}/decode_cuda_graph_runner.py",
             scope="DecodeCudaGraphRunner.capture",
             hook=f"{HOOKS}:capture_graphs",

@@ -79,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write; the exit status is 2 for bad input and 1 where ranks failed."""
     args = parser().parse_args(argv)
     try:
+        if args.write and args.device == "cpu":
+            raise ValueError("a processor's figures are no table for a server; name a file with --table")
         chosen = devices(args, torch.cuda.device_count() if args.device == "cuda" else 0)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -119,12 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(args: argparse.Namespace, job: Job, result: Result, started: str) -> int:
-    if args.device == "cpu" and not args.table:
-        print(
-            "error: a processor's figures are no table for a server; name a file with --table",
-            file=sys.stderr,
-        )
-        return 2
     try:
         table = report.table_of(job, result, started)
     except ValueError as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from sglang.srt.distributed.one_shot import attach as attaching
 from sglang.srt.distributed.one_shot import capture, ending, gate
 from sglang.srt.distributed.one_shot.communicator import PATH, Communicator
 from sglang.srt.distributed.one_shot.exchange import Exchange
+from sglang.srt.distributed.one_shot.slow import telling
 from sglang.srt.distributed.one_shot.watch import RankWatch
 
-logger = logging.getLogger("sglang.fork")
+#: What to run where a start stands still.
+PROBE = "`python -m sglang.bench_all_reduce.start_probe` tells which step it is"
 
 #: What became of each group of this process, by its name.
 states: dict[str, attaching.State] = {}
@@ -28,7 +30,8 @@ _ATTRIBUTE = "_one_shot_communicator"
 
 def init_group(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """After upstream has made a process group: watch its ranks, and try to give it our all-reduce."""
-    original(self, *args, **kwargs)
+    with telling(f"making the process group {kwargs.get('group_name', '')}", PROBE):
+        original(self, *args, **kwargs)
     name = str(self.unique_name).rpartition(":")[0]
     elastic = kwargs.get("recovered_rank") or kwargs.get("max_world_size") or kwargs.get("rank_offset")
     if self.world_size < 2 or name not in gate.GROUPS or elastic:
@@ -41,16 +44,13 @@ def init_group(original: Callable[..., None], self: Any, *args: Any, **kwargs: A
         if decision.reason == "too many ranks":
             fallbacks.record(PATH, decision.reason, detail=decision.detail)
         return
-    with watch.phase("the all-reduce preflight") if watch else _nothing():
+    with (
+        telling("the all-reduce preflight"),
+        watch.phase("the all-reduce preflight") if watch else nullcontext(),
+    ):
         state = attaching.attach(self, exchange)
     states[self.unique_name] = state
     setattr(self, _ATTRIBUTE, state.communicator)
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def _store() -> Any:
@@ -203,6 +203,15 @@ def stock_kernel(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     wide = group.all_reduce(x).float() + residual.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + kwargs["eps"])
     return (wide * scale * weight.float()).to(x.dtype), wide.to(residual.dtype)
+
+
+def fusion_workspace(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around upstream's set-up of FlashInfer's fused all-reduce: a compile, and an exchange without a time limit."""
+    with telling(
+        "FlashInfer's fused all-reduce workspace",
+        f"--enforce-disable-flashinfer-allreduce-fusion starts without it; {PROBE}",
+    ):
+        return original(self, *args, **kwargs)
 
 
 def capture_graphs(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,81 @@
+"""What the doctor adds about several ranks: each finding from a fact that is so, and silence from the same without it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.distributed.one_shot import policy, table_file
+from sglang.verify_doctor.contributed import all_reduce
+from sglang.verify_doctor.facts import document
+
+FACTS = Path(__file__).resolve().parents[1] / "doctor" / "facts"
+
+
+def facts(name: str, **found: Any) -> dict[str, Any]:
+    made = copy.deepcopy(document.read(FACTS / f"{name}.json"))
+    made["all_reduce"] = {"name_s": 0.01, "tables": [], "setting": "auto", **found}
+    return made
+
+
+PCIE, NVLINK, CPU = "rtxpro6000_x8_switches", "h200_x2_nvlink", "cpu_without_gpu"
+
+
+@pytest.mark.parametrize(
+    ("machine", "seconds", "words"),
+    [(PCIE, 0.01, ""), (PCIE, None, "is not to be resolved"), (PCIE, 10.0, "takes 10 s"), (CPU, None, "")],
+)
+def test_the_machines_own_name(machine: str, seconds: float | None, words: str) -> None:
+    found = all_reduce.name(facts(machine, name_s=seconds), "gpu")
+    assert bool(found) == bool(words)
+    assert not words or (words in found[0].found and "/etc/hosts" in found[0].cure)
+
+
+def test_a_table_of_this_machine_is_named(tmp_path: Path) -> None:
+    machine = facts(PCIE)
+    gpu = machine["nvidia"]["gpus"][0]
+    key = policy.Key(gpu["name"], "PXB", 8, machine["nvidia"]["driver"])
+    points = [policy.Point(policy.PLAIN, 1, 14_336, {policy.ONE_SHOT: 9.0, policy.STOCK: 24.0})]
+    table_file.save(policy.from_measurements(key, points, "t"), tmp_path / "a.json", "2026")
+    (tmp_path / "b.json").write_text("{}")
+    (tmp_path / "c.json").write_text("no json")
+    machine["all_reduce"]["tables"] = all_reduce.tables(tmp_path)
+    assert "8 ranks over PXB" in all_reduce.table(machine, "gpu")[0].found
+    machine["nvidia"]["driver"] = "590.0"
+    assert "bench_all_reduce --write" in all_reduce.table(machine, "gpu")[0].found
+
+
+@pytest.mark.parametrize(
+    ("machine", "mode", "words"),
+    [(PCIE, "gpu", "PXB"), (NVLINK, "gpu", "NVLink"), (CPU, "cpu", "")],
+)
+def test_without_a_table(machine: str, mode: str, words: str) -> None:
+    found = all_reduce.table(facts(machine), mode)
+    assert bool(found) == bool(words) and (not words or words in found[0].found)
+
+
+def test_a_setting_is_named() -> None:
+    assert "=off" in all_reduce.table(facts(PCIE, setting="off"), "gpu")[0].found
+
+
+def test_the_start_that_stood_still() -> None:
+    machine = facts(NVLINK)
+    assert all_reduce.start(machine, "gpu") == []
+    machine["host"]["cpu"]["features"].append("hypervisor")
+    (found,) = all_reduce.start(machine, "gpu")
+    assert "cause not established" in found.found and "start_probe" in found.found
+    assert all_reduce.start(facts(PCIE), "gpu") == []
+
+
+def test_facts_are_json_and_the_doctor_knows_the_part(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from sglang.verify_doctor.registry import contributions
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    json.dumps(all_reduce.gather())
+    found, broken = contributions()
+    assert not broken and "one-shot-all-reduce" in [entry.name for entry in found]
