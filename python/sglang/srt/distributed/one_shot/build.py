@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang.srt.distributed.one_shot import nvcc
+from sglang.srt.distributed.one_shot import nvcc, settings
 from sglang.srt.distributed.one_shot.errors import NotBuilt
 
 HERE = Path(__file__).resolve().parent
@@ -42,7 +42,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 def cache_folder() -> Path:
     """``SGLANG_FORK_CACHE``, else the user's cache directory."""
-    chosen = os.environ.get(CACHE_VARIABLE, "").strip()
+    chosen = settings.kernel_cache()
     if chosen:
         return Path(chosen) / "one_shot"
     base = os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache"

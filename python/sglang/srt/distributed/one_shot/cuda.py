@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.distributed.one_shot import buffers, build
+from sglang.srt.distributed.one_shot import buffers, build, settings
 from sglang.srt.distributed.one_shot.errors import NotBuilt, OneShotError, PeerTimeout, Unsupported
 from sglang.srt.distributed.one_shot.kernels import (
     MAX_HIDDEN,
@@ -106,7 +105,7 @@ class CudaKernels(OneShotKernels):
             for n, (name, spec) in enumerate(self.workspaces.items())
         }
         self._buffers: buffers.SharedBuffers | None = None
-        self.dependent_launch = os.environ.get("SGLANG_FORK_ALL_REDUCE_PDL", "").strip() == "1"
+        self.dependent_launch = settings.dependent_launch()
         # Race tests set these; an ordinary library ignores them.
         self.weaken, self.delay_ns = 0, 0
 

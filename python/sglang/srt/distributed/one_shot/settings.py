@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from sglang.srt.verify_settings.catalogue import read_float, read_text
+from sglang.srt.verify_settings.catalogue import read_flag, read_float, read_text
 
 NAME = "SGLANG_FORK_ALL_REDUCE"
 
@@ -32,3 +32,13 @@ def preflight_s(environment: Mapping[str, str] = os.environ) -> float:
 def wait_s(environment: Mapping[str, str] = os.environ) -> float:
     """Longest wait of an eager launch for a peer in seconds. Raises SettingError outside the declared limits."""
     return read_float(f"{NAME}_WAIT_S", 300.0, environment)
+
+
+def dependent_launch(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether kernels are launched with programmatic dependence on what runs before them."""
+    return read_flag(f"{NAME}_PDL", environment)
+
+
+def kernel_cache(environment: Mapping[str, str] = os.environ) -> str:
+    """Folder for kernels compiled on first use; "" for the user's cache directory."""
+    return read_text("SGLANG_FORK_CACHE", environment) or ""

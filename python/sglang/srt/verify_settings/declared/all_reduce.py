@@ -40,4 +40,25 @@ SETTINGS = (
         least=1,
         most=86_400,
     ),
+    Setting(
+        "SGLANG_FORK_ALL_REDUCE_PDL",
+        "flag",
+        "0",
+        "Launch the all-reduce kernels with programmatic dependence on the kernel before them",
+        _READER,
+    ),
+    Setting(
+        "SGLANG_FORK_CACHE",
+        "path",
+        "~/.cache/sglang-fork",
+        "Folder for all-reduce kernels that are compiled on first use",
+        _READER,
+    ),
+    Setting(
+        "SGLANG_FORK_PREBUILD",
+        "flag",
+        "1",
+        "Compile the all-reduce kernels into the wheel where nvcc is; only when a wheel is built",
+        "setup.py",
+    ),
 )
