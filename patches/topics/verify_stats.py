@@ -23,7 +23,14 @@ TOPIC = Topic(
     ),
     detect="with the topic off, the server's state holds device times of draft, verify, accept, draft extend",
     overlay=("sglang/srt/speculative/stats/", "sglang/bench_verify/"),
-    stacks_on=("verify-fence", "run-sampling", "run-processors", "run-penalties", "run-nonfinite"),
+    stacks_on=(
+        "verify-fence",
+        "cycle-graph",
+        "run-sampling",
+        "run-processors",
+        "run-penalties",
+        "run-nonfinite",
+    ),
     edits=(
         Around(file=WORKER, scope="EAGLEWorkerV2.forward_batch_generation", hook=f"{HOOKS}:cycle"),
         Around(file=WORKER, scope="EAGLEWorkerV2.verify", hook=f"{HOOKS}:verify"),

@@ -15,7 +15,8 @@ from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
 from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_run
 
-_GOOD = "run_good_tokens"
+# Where a verify's result carries the good tokens of each request to the host.
+GOOD_TOKENS = "run_good_tokens"
 _BAD = "run_bad_rows"
 
 
@@ -26,7 +27,7 @@ def verify(
     outcome = original(verify_input, batch, logits_output, grammar_mask)
     if not batch.forward_mode.is_idle():
         good = good_run(logits_output.next_token_logits, outcome[2])
-        setattr(logits_output, _GOOD, _to_host(good))
+        setattr(logits_output, GOOD_TOKENS, _to_host(good))
     return outcome
 
 
@@ -76,7 +77,7 @@ def resolve_tokens(
     """Around the resolver of a verify's tokens: keep what came before the first bad row, then abort."""
     live = [not (request.finished() or request.is_retracted) for request in batch.reqs]
     runs = original(processor, result, batch)
-    good = getattr(result.logits_output, _GOOD, None)
+    good = getattr(result.logits_output, GOOD_TOKENS, None)
     if good is None:
         return runs
     for index, (request, kept) in enumerate(zip(batch.reqs, good.tolist(), strict=True)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -79,10 +80,12 @@ class _Slot:
     context: int = 0
     follows: bool = False
     closed: bool = False
+    parts: Callable[[], dict[str, float]] | None = None
 
     def reset(self, kind: str, batch: int, context: int, follows: bool) -> None:
         self.names.clear()
         self.host.clear()
+        self.parts = None
         self.kind, self.batch, self.context, self.follows, self.closed = kind, batch, context, follows, False
 
 
@@ -139,6 +142,18 @@ class CycleClock:
         if slot is not None and len(slot.names) < len(slot.stamps) - 1:
             self._stamp(slot, phase)
 
+    def split(self, parts: Callable[[], dict[str, float]]) -> None:
+        """The phase in progress is a whole cycle; ``parts`` says what its later phases took.
+
+        Args:
+            parts: milliseconds by phase, asked once the device has passed the cycle. What they leave of the time
+                between the stamps belongs to the phase in progress, so the sum stays the time between the stamps.
+
+        Outside a timed cycle this does nothing.
+        """
+        if self._current is not None:
+            self._current.parts = parts
+
     def end(self) -> None:
         """The cycle ends; what follows until the next begin is the host gap."""
         slot = self._current
@@ -185,6 +200,11 @@ class CycleClock:
         for index, name in enumerate(slot.names[:-1]):
             ms[name] = ms.get(name, 0.0) + slot.stamps[index].elapsed_time(slot.stamps[index + 1])
             host[name] = host.get(name, 0.0) + (slot.host[index + 1] - slot.host[index]) * 1e3
+        if slot.parts is not None and ms:
+            first = slot.names[0]
+            for name, value in slot.parts().items():
+                ms[name] = ms.get(name, 0.0) + value
+                ms[first] -= value
         if successor is not None:
             ms[GAP] = max(0.0, slot.stamps[len(slot.names) - 1].elapsed_time(successor.stamps[0]))
             host[GAP] = (successor.host[0] - slot.host[-1]) * 1e3
