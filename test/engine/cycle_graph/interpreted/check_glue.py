@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import cycles
 import pytest
 import torch
 from sglang.srt.speculative.cycle_graph import kernels, program, steps
+from sglang.srt.speculative.cycle_graph.buffers import Sampling
 
 SHAPES = (
     cycles.Shape(),
@@ -62,6 +64,30 @@ def test_simulated_lengths(simulated: int, real: bool) -> None:
 @pytest.mark.parametrize("row", range(6))
 def test_bad_rows(row: int, value: float) -> None:
     assert both(cycles.Shape(), 9, 0, ((row, value),), False) == []
+
+
+@pytest.mark.parametrize("shape", (cycles.Shape(), cycles.Shape(batch=1, live=1, width=4)), ids=str)
+def test_drawn_rows(shape: cycles.Shape) -> None:
+    left = cycles.make(shape, 8)
+    left = dataclasses.replace(left, sampling=Sampling.allocate(shape.batch, torch.device("cpu")))
+    right = cycles.duplicate(left)
+    rows, live = cycles.choose_rows(shape, 8), shape.live
+    info = SimpleNamespace(
+        temperatures=torch.full((live, 1), 0.7),
+        top_ks=torch.tensor([1, 5][:live], dtype=torch.int32),
+        top_ps=torch.full((live,), 0.9),
+        min_ps=torch.full((live,), 0.01),
+    )
+    for buffers, glue in ((left, steps), (right, kernels)):
+        stand = cycles.Stand(buffers, 8, ((1, float("nan")),))
+        for cycle in range(3):
+            glue.load(buffers, rows, cycle, 0, 1000 + cycle)
+            glue.load_sampling(buffers, info)
+            program.run(buffers, glue, stand)
+        buffers.results.tokens[:, live * shape.width :] = 0
+        buffers.results.lengths[:, live:] = 0
+        buffers.results.good[:, live:] = 0
+    assert cycles.differences(left, right, ignore=("scratch.draft", "results.marks")) == []
 
 
 def test_equal_maxima_choose_the_first() -> None:

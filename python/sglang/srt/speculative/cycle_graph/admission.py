@@ -102,14 +102,17 @@ class BatchFacts:
     Attributes:
         size: requests.
         captured: a captured batch size that holds them, 0 if none does.
+        larger_greedy: there is one, but not for sampled batches.
         stock_attention: a pass whose graph of that size holds a stock attention kernel, which is prepared outside.
     """
 
     size: int = 1
     captured: int = 1
+    larger_greedy: bool = False
     decode: bool = True
     relayed: bool = True
-    greedy: bool = True
+    seeded: bool = False
+    filters_in_turn: bool = False
     grammar: bool = False
     processors: bool = False
     penalties: bool = False
@@ -125,13 +128,15 @@ def admit(facts: BatchFacts) -> Admission:
     tests = (
         (not facts.decode, "not a decode step"),
         (facts.size == 0, "an idle step"),
+        (facts.captured == 0 and facts.larger_greedy, "no graph for a sampled batch of this size"),
         (facts.captured == 0, "no captured batch size holds the batch"),
         (not facts.relayed, "inputs do not come from the relay"),
         (facts.grammar, "a request has a grammar"),
         (facts.processors, "a request has a custom logit processor"),
         (facts.penalties, "a request has penalties or min_new_tokens"),
         (facts.bias, "a request has a logit bias"),
-        (not facts.greedy, "a request is sampled"),
+        (facts.seeded, "a sampled request has a seed"),
+        (facts.filters_in_turn, "the sampler applies min_p behind the other filters"),
         (facts.logprobs, "log probabilities are wanted"),
         (facts.hidden_states, "hidden states are wanted"),
         (facts.embeddings, "a request brings its own embeddings"),

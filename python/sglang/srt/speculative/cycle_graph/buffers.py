@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 # Places of ``control``.
-LIVE, SLOT, SIMULATED = 0, 1, 2
+LIVE, SLOT, SIMULATED, COUNTER = 0, 1, 2, 3
 # Results of this many cycles can be unread on the host: overlapped scheduling has at most two in flight.
 RING = 4
 # Length, row and slot of a padded request. Row 0 of upstream's table is all zeros and slot 0 is nobody's.
@@ -26,12 +26,34 @@ class Control:
     """What the host sets before each cycle.
 
     Attributes:
-        state: int32 [4]: live requests, ring slot, simulated accept length (0: real), unused.
+        state: int32 [4]: live requests, ring slot, simulated accept length (0: real), number of the cycle.
         rows: int64 [B], row of each request in the request table; 0 for padding.
     """
 
     state: torch.Tensor
     rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of the batch, filled before each sampled cycle; padding is greedy.
+
+    ``temperatures``, ``top_ps``, ``min_ps`` float32 [B]; ``top_ks`` int32 [B].
+    """
+
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
+
+    @classmethod
+    def allocate(cls, batch: int, device: torch.device) -> Sampling:
+        """All requests greedy."""
+
+        def make(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.full((batch,), value, dtype=dtype, device=device)
+
+        return cls(make(1.0), make(1, torch.int32), make(1.0), make(0.0))
 
 
 @dataclass(frozen=True)
@@ -179,6 +201,7 @@ class CycleBuffers:
         width: rows of a request in verify and draft extend (W).
         table: upstream's request table, int32 [R, context], slots by row and position.
         real_tokens: simulated acceptance keeps the draft's tokens instead of a fixed one.
+        sampling: parameters of a cycle whose rows are drawn; None where they are the argmax.
     """
 
     batch: int
@@ -192,6 +215,7 @@ class CycleBuffers:
     results: Results
     scratch: Scratch
     real_tokens: bool = False
+    sampling: Sampling | None = None
 
     @property
     def steps(self) -> int:

@@ -94,13 +94,16 @@ def batch_facts(batch: Any, graphs: CycleGraphs, worker: Any, *, relayed: bool) 
     """What one step of upstream's scheduler asks for."""
     info, size = batch.sampling_info, len(batch.reqs)
     penalisers = getattr(info, "run_penalizers", None)
-    captured = graphs.size_for(size)
+    drawn = not info.is_all_greedy
+    captured = graphs.size_for(size, drawn)
     return BatchFacts(
         size=size,
         captured=captured,
+        larger_greedy=drawn and graphs.size_for(size) > 0,
         decode=batch.forward_mode.is_decode(),
         relayed=relayed and getattr(batch.spec_info, "future_indices", None) is not None,
-        greedy=bool(info.is_all_greedy),
+        seeded=drawn and info.sampling_seed is not None,
+        filters_in_turn=drawn and bool(info.need_min_p_sampling) and _filters_in_turn(),
         grammar=bool(batch.has_grammar),
         processors=bool(info.has_custom_logit_processor),
         penalties=info.acc_additive_penalties is not None
@@ -112,6 +115,13 @@ def batch_facts(batch: Any, graphs: CycleGraphs, worker: Any, *, relayed: bool) 
         embeddings=getattr(batch, "replace_embeds", None) is not None,
         stock_attention=stock_attention(worker, captured) if captured else "",
     )
+
+
+def _filters_in_turn() -> bool:
+    """Whether the plain sampler's min_p sees what top-k and top-p left, renormalised (flashinfer), not the whole."""
+    from sglang.srt.runtime_context import get_exec
+
+    return str(get_exec().kernel.sampling_backend) != "pytorch"
 
 
 def stock_attention(worker: Any, batch: int) -> str:

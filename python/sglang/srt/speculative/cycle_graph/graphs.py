@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from sglang.fork import counters
-from sglang.srt.speculative.cycle_graph import kernels, program
+from sglang.srt.speculative.cycle_graph import kernels, program, sampled
 from sglang.srt.speculative.cycle_graph.buffers import RING, CycleBuffers
 from sglang.srt.speculative.cycle_graph.driver import add_child
 from sglang.srt.speculative.cycle_graph.wiring import Runners, prepare_relay, wire
@@ -80,33 +80,45 @@ class Launched:
 
 
 class CycleGraphs:
-    """The parent graphs of one worker."""
+    """The parent graphs of one worker, by whether rows are drawn and by batch size."""
 
     def __init__(self, width: int, exact: bool) -> None:
         self.width = width
         self.exact = exact
-        self.entries: dict[int, Entry] = {}
-        self._sizes: list[int] = []
+        self.entries: dict[tuple[bool, int], Entry] = {}
+        self._sizes: dict[bool, list[int]] = {False: [], True: []}
         self._turn = 0
 
     def add(self, entry: Entry) -> None:
-        """Take in one more batch size."""
-        self.entries[entry.buffers.batch] = entry
-        bisect.insort(self._sizes, entry.buffers.batch)
+        """Take in one more graph."""
+        drawn, batch = entry.buffers.sampling is not None, entry.buffers.batch
+        self.entries[drawn, batch] = entry
+        bisect.insort(self._sizes[drawn], batch)
 
-    def size_for(self, batch: int) -> int:
+    def sizes(self, drawn: bool = False) -> list[int]:
+        """Captured batch sizes, ascending."""
+        return list(self._sizes[drawn])
+
+    def size_for(self, batch: int, drawn: bool = False) -> int:
         """The captured size that ``batch`` requests run at; 0 if there is none."""
         if self.exact:
-            return batch if batch in self.entries else 0
-        place = bisect.bisect_left(self._sizes, batch)
-        return self._sizes[place] if place < len(self._sizes) else 0
+            return batch if (drawn, batch) in self.entries else 0
+        sizes = self._sizes[drawn]
+        place = bisect.bisect_left(sizes, batch)
+        return sizes[place] if place < len(sizes) else 0
 
-    def launch(self, rows: torch.Tensor, simulated: int = 0) -> Launched:
-        """Run one cycle for the requests at ``rows`` (int [n] on the device) on the current stream."""
+    def launch(self, rows: torch.Tensor, simulated: int = 0, sampling: Any = None) -> Launched:
+        """Run one cycle for the requests at ``rows`` (int [n] on the device) on the current stream.
+
+        ``sampling`` are upstream's parameters of the batch where rows are drawn.
+        """
         live = rows.shape[0]
-        entry = self.entries[self.size_for(live)]
+        drawn = sampling is not None
+        entry = self.entries[drawn, self.size_for(live, drawn)]
         slot, self._turn = self._turn % RING, self._turn + 1
-        kernels.load(entry.buffers, rows, slot, simulated)
+        kernels.load(entry.buffers, rows, slot, simulated, self._turn & 0x7FFFFFFF)
+        if drawn:
+            kernels.load_sampling(entry.buffers, sampling)
         entry.graph.replay()
         results = entry.buffers.results
         return Launched(
@@ -150,16 +162,27 @@ def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
     graphs = CycleGraphs(int(runners.verify.captured_req_width), bool(runners.verify.disable_padding))
     pool = get_or_create_global_graph_memory_pool(torch.cuda)
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    for batch in reversed(runners.batches()):
-        buffers = wire(runners, batch, relay, table, real_tokens=real_tokens)
-        children = tuple(runners.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
-        graphs.add(capture(buffers, ChildPasses(children), pool, stream))
+    vocabulary = int(runner.model_config.vocab_size)
+    for drawn in (False, True):
+        for batch in reversed(runners.batches()):
+            if drawn and not sampled.fits(batch, graphs.width, vocabulary):
+                continue
+            buffers = wire(runners, batch, relay, table, real_tokens=real_tokens, drawn=drawn)
+            children = tuple(runners.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
+            try:
+                graphs.add(capture(buffers, ChildPasses(children), pool, stream))
+            except RuntimeError as error:
+                if not drawn:
+                    raise
+                # Greedy cycles stand; sampled ones take upstream's path, counted.
+                logger.warning("cycle-graph: no graph for sampled cycles of %d requests: %s", batch, error)
+                break
     torch.cuda.synchronize()
     seconds, used = time.perf_counter() - begin, free - torch.cuda.mem_get_info()[0]
     counters.add("cycle_graph_capture_seconds", seconds)
     counters.add("cycle_graph_capture_bytes", max(0, used))
     logger.info(
-        "cycle-graph: batch sizes %s captured as one graph each in %.2f s, %.1f MiB",
-        sorted(graphs.entries), seconds, used / 2**20,
+        "cycle-graph: one graph each for greedy batches of %s and sampled batches of %s: %.2f s, %.1f MiB",
+        graphs.sizes(), graphs.sizes(drawn=True), seconds, used / 2**20,
     )  # fmt: skip
     return graphs

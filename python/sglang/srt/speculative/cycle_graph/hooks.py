@@ -91,7 +91,9 @@ def _run(graphs: CycleGraphs, worker: Any, batch: Any, on_publish: Any) -> Any:
     runner = worker.target_worker.model_runner
     runner.forward_pass_id += 1
     with device_timer_ctx(runner.device_timer, "eagle_cycle"):
-        launched = graphs.launch(batch.req_pool_indices, _simulated_length(graphs.width))
+        info = batch.sampling_info
+        sampling = None if info.is_all_greedy else info
+        launched = graphs.launch(batch.req_pool_indices, _simulated_length(graphs.width), sampling)
     _note_statistics(launched)
     on_publish(RELAYED)
     counters.add("cycle_graph_replays", batch=launched.batch)

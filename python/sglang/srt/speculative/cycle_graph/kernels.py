@@ -6,9 +6,12 @@ Each equals its namesake in ``steps``. Padded requests touch neither the relay n
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from sglang.srt.speculative.cycle_graph import sampled
 from sglang.srt.speculative.cycle_graph.accept import FIXED_TOKEN
 from sglang.srt.speculative.cycle_graph.buffers import MARKS, CycleBuffers
 
@@ -30,12 +33,39 @@ def _mark(marks, slot, BOUNDARY: tl.constexpr, TIMED: tl.constexpr):
 
 
 @triton.jit
-def _load_kernel(rows, live, slot, simulated, state, mine, batch, BLOCK: tl.constexpr):
+def _mark_kernel(state, marks, BOUNDARY: tl.constexpr, TIMED: tl.constexpr):
+    _mark(marks, tl.load(state + 1), BOUNDARY, TIMED)
+
+
+@triton.jit
+def _load_kernel(rows, live, slot, simulated, counter, state, mine, batch, BLOCK: tl.constexpr):
     index = tl.arange(0, BLOCK)
     row = tl.load(rows + index, mask=index < live, other=0)
     tl.store(mine + index, row.to(tl.int64), mask=index < batch)
-    value = tl.where(index == 0, live, tl.where(index == 1, slot, tl.where(index == 2, simulated, 0)))
+    value = tl.where(index == 0, live, tl.where(index == 1, slot, tl.where(index == 2, simulated, counter)))
     tl.store(state + index, value.to(tl.int32), mask=index < 4)
+
+
+@triton.jit
+def _load_sampling_kernel(
+    live,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    my_temperatures,
+    my_top_ks,
+    my_top_ps,
+    my_min_ps,
+    batch,
+    BLOCK: tl.constexpr,
+):
+    index = tl.arange(0, BLOCK)
+    here, inside = index < live, index < batch
+    tl.store(my_temperatures + index, tl.load(temperatures + index, mask=here, other=1.0), mask=inside)
+    tl.store(my_top_ks + index, tl.load(top_ks + index, mask=here, other=1).to(tl.int32), mask=inside)
+    tl.store(my_top_ps + index, tl.load(top_ps + index, mask=here, other=1.0), mask=inside)
+    tl.store(my_min_ps + index, tl.load(min_ps + index, mask=here, other=0.0), mask=inside)
 
 
 @triton.jit
@@ -178,6 +208,7 @@ def _accept_kernel(
     rows,
     maxima,
     indices,
+    stride,
     candidates,
     prefix,
     kept_out,
@@ -209,7 +240,7 @@ def _accept_kernel(
     lane = tl.arange(0, LANES)
     inside = lane < WIDTH
     part = tl.arange(0, PART_LANES)
-    at = (request * WIDTH + lane)[:, None] * PARTS + part[None, :]
+    at = (request * WIDTH + lane)[:, None] * stride + part[None, :]
     here = inside[:, None] & (part < PARTS)[None, :]
     maximum = tl.load(maxima + at, mask=here, other=float("-inf"))
     index = tl.load(indices + at, mask=here, other=0)
@@ -322,12 +353,23 @@ def _timed(buffers: CycleBuffers) -> bool:
     return buffers.table.is_cuda
 
 
-def load(buffers: CycleBuffers, rows: torch.Tensor, slot: int, simulated: int) -> None:
+def load(buffers: CycleBuffers, rows: torch.Tensor, slot: int, simulated: int, counter: int = 0) -> None:
     """See ``steps.load``; one launch."""
     control = buffers.control
     _load_kernel[(1,)](
-        rows, rows.shape[0], slot, simulated, control.state, control.rows, buffers.batch,
+        rows, rows.shape[0], slot, simulated, counter, control.state, control.rows, buffers.batch,
         BLOCK=max(4, _lanes(buffers.batch)), num_warps=1,
+    )  # fmt: skip
+
+
+def load_sampling(buffers: CycleBuffers, info: Any) -> None:
+    """See ``steps.load_sampling``; one launch."""
+    mine = buffers.sampling
+    assert mine is not None
+    _load_sampling_kernel[(1,)](
+        info.top_ks.shape[0], info.temperatures, info.top_ks, info.top_ps, info.min_ps,
+        mine.temperatures, mine.top_ks, mine.top_ps, mine.min_ps, buffers.batch,
+        BLOCK=_lanes(buffers.batch), num_warps=1,
     )  # fmt: skip
 
 
@@ -356,17 +398,25 @@ def verify_inputs(buffers: CycleBuffers) -> None:
 
 
 def accept(buffers: CycleBuffers) -> None:
-    """See ``steps.accept``; two launches, the first of which also carries the hidden states over."""
+    """See ``steps.accept``; two launches, the first of which also carries the hidden states over.
+
+    Where rows are drawn, the first is a mark and the operators of ``sampled.draw_rows``.
+    """
     b, vocabulary, width = buffers, buffers.verify.logits.shape[1], buffers.verify.hidden.shape[1]
-    shared = parts(vocabulary)
-    _maxima_kernel[(b.batch * b.width, shared + parts(width))](
-        b.control.state, b.verify.logits, b.verify.logits.stride(0), vocabulary,
-        b.scratch.maxima, b.scratch.indices, b.verify.hidden, b.extend.hidden, width, b.results.marks,
-        PARTS=shared, TIMED=_timed(b), COLS=COLUMNS, num_warps=8,
-    )  # fmt: skip
+    if b.sampling is None:
+        shared = parts(vocabulary)
+        _maxima_kernel[(b.batch * b.width, shared + parts(width))](
+            b.control.state, b.verify.logits, b.verify.logits.stride(0), vocabulary,
+            b.scratch.maxima, b.scratch.indices, b.verify.hidden, b.extend.hidden, width, b.results.marks,
+            PARTS=shared, TIMED=_timed(b), COLS=COLUMNS, num_warps=8,
+        )  # fmt: skip
+    else:
+        shared = 1
+        _mark_kernel[(1,)](b.control.state, b.results.marks, BOUNDARY=2, TIMED=_timed(b), num_warps=1)
+        sampled.draw_rows(b)
     _accept_kernel[(b.batch,)](
-        b.control.state, b.control.rows, b.scratch.maxima, b.scratch.indices, b.verify.tokens,
-        b.scratch.prefix, b.scratch.kept, b.relay.lengths, b.relay.bonus,
+        b.control.state, b.control.rows, b.scratch.maxima, b.scratch.indices, b.scratch.maxima.stride(0),
+        b.verify.tokens, b.scratch.prefix, b.scratch.kept, b.relay.lengths, b.relay.bonus,
         b.extend.tokens, b.extend.lens, b.extend.correct, b.extend.accepted, b.extend.widths,
         b.results.tokens, b.results.lengths, b.results.good, b.results.marks, b.batch,
         WIDTH=b.width, LANES=_lanes(b.width), PARTS=shared, PART_LANES=_lanes(shared), PAD=1,

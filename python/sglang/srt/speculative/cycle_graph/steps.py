@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from sglang.srt.speculative.cycle_graph import accept as accepting
+from sglang.srt.speculative.cycle_graph import sampled
 from sglang.srt.speculative.cycle_graph.buffers import LIVE, PAD_LENGTH, SIMULATED, SLOT, CycleBuffers
 
 
-def load(buffers: CycleBuffers, rows: torch.Tensor, slot: int, simulated: int) -> None:
+def load(buffers: CycleBuffers, rows: torch.Tensor, slot: int, simulated: int, counter: int = 0) -> None:
     """Point the cycle at a batch: the only step outside the graph.
 
     Args:
         rows: int [n], rows of the live requests, n at most ``buffers.batch``.
         slot: where the results go, 0 to ``RING`` - 1.
         simulated: accept length to pretend, 0 for the real one.
+        counter: number of the cycle, the same on all ranks; sampled cycles draw by it.
     """
     live = rows.shape[0]
     buffers.control.rows.zero_()
     buffers.control.rows[:live] = rows
-    state = torch.tensor([live, slot, simulated, 0], dtype=torch.int32)
+    state = torch.tensor([live, slot, simulated, counter], dtype=torch.int32)
     buffers.control.state.copy_(state)
+
+
+def load_sampling(buffers: CycleBuffers, info: Any) -> None:
+    """Copy a batch's parameters: temperatures [n, 1], top_ks, top_ps and min_ps [n]; padding is made greedy."""
+    mine = buffers.sampling
+    assert mine is not None
+    for target, source, padding in (
+        (mine.temperatures, info.temperatures.view(-1), 1.0),
+        (mine.top_ks, info.top_ks, 1),
+        (mine.top_ps, info.top_ps, 1.0),
+        (mine.min_ps, info.min_ps, 0.0),
+    ):
+        target.fill_(padding)
+        target[: source.shape[0]] = source
 
 
 def begin(buffers: CycleBuffers) -> None:
@@ -59,9 +76,18 @@ def verify_inputs(buffers: CycleBuffers) -> None:
 
 
 def accept(buffers: CycleBuffers) -> None:
-    """Accept along the target's argmax; fill results, relay and the inputs of draft extend."""
+    """Accept along the target's argmax or draw; fill results, relay and the inputs of draft extend."""
     _mark(buffers, 2)
     b = buffers
+    if b.sampling is not None:
+        sampled.draw_rows(b)
+        settle(
+            b,
+            b.scratch.indices[:, 0].view(b.batch, b.width).long(),
+            b.scratch.maxima[:, 0].view(b.batch, b.width),
+        )
+        _mark(b, 3)
+        return
     number = torch.where(torch.isnan(b.verify.logits), float("inf"), b.verify.logits.float())
     maxima, chosen = number.max(dim=1)
     # ``max`` may name any of several equal columns; the first is what argmax gives.

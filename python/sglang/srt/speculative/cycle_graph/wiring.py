@@ -13,6 +13,7 @@ from sglang.srt.speculative.cycle_graph.buffers import (
     ExtendInputs,
     Relay,
     Results,
+    Sampling,
     Scratch,
     VerifyInputs,
 )
@@ -93,9 +94,15 @@ def prepare_relay(future_map: Any, hidden: torch.Tensor) -> Relay:
 
 
 def wire(
-    runners: Runners, batch: int, relay: Relay, table: torch.Tensor, *, real_tokens: bool
+    runners: Runners,
+    batch: int,
+    relay: Relay,
+    table: torch.Tensor,
+    *,
+    real_tokens: bool,
+    drawn: bool = False,
 ) -> CycleBuffers:
-    """Buffers of one captured batch size.
+    """Buffers of one captured batch size; ``drawn``: rows are sampled.
 
     Raises:
         ValueError: upstream's buffers are not what ``CycleBuffers`` describes.
@@ -156,6 +163,7 @@ def wire(
             batch, width, parts(verify.logits.shape[1]), parts(extend.logits.shape[1]), device
         ),
         real_tokens=real_tokens,
+        sampling=Sampling.allocate(batch, device) if drawn else None,
     )
     buffers.check()
     return buffers
