@@ -1,7 +1,7 @@
-"""Greedy text of the shipped tiny model on a GPU, for runs with and without the cycle graph.
+"""Text of the shipped tiny model on a GPU through the cycle graph and, in the same engine, through the split path.
 
-``python cycle_text.py TOKENS`` prints one JSON object: output ids of every prompt (first alone, then all at once, so
-that requests wait, join and leave), accept lengths, counters and fallbacks. Switches come from the environment.
+``python cycle_text.py TOKENS`` prints one JSON object. A logit bias of nothing is what sends a request the split way.
+Prompts run alone, then all at once, so that requests wait, join and leave.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import json
 import sys
 from typing import Any
 
-from tiny_text import MAX_BATCH, MODELS, PROMPTS, prompts
+from tiny_text import MODELS, PROMPTS, prompts
+
+MAX_BATCH = 8
+SPLIT: dict[str, Any] = {"logit_bias": {"5": 0.0}}
 
 
 def main() -> None:
@@ -35,20 +38,35 @@ def main() -> None:
         speculative_eagle_topk=1,
         speculative_num_draft_tokens=3,
     )
-    parameters: dict[str, Any] = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
     texts = prompts()
-    outputs = [engine.generate(prompt=text, sampling_params=parameters) for text in texts[: PROMPTS // 3]]
-    lengths = [{**parameters, "max_new_tokens": tokens - 3 * (place % 7)} for place in range(len(texts))]
-    outputs += engine.generate(prompt=texts, sampling_params=lengths)
+    greedy: dict[str, Any] = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    alone: dict[str, Any] = {}
+    batch: dict[str, Any] = {}
+    verifies: dict[str, Any] = {}
+    for way, extra in (("graph", {}), ("split", SPLIT)):
+        outputs = [engine.generate(prompt=t, sampling_params=greedy | extra) for t in texts[: PROMPTS // 3]]
+        alone[way] = [output["output_ids"] for output in outputs]
+        verifies[way] = [output["meta_info"]["spec_verify_ct"] for output in outputs]
+        lengths = [{**greedy, **extra, "max_new_tokens": tokens - 3 * (i % 7)} for i in range(len(texts))]
+        batch[way] = [
+            output["output_ids"] for output in engine.generate(prompt=texts, sampling_params=lengths)
+        ]
+    sampled = engine.generate(
+        prompt=texts[:MAX_BATCH],
+        sampling_params={"max_new_tokens": tokens, "temperature": 0.8, "top_p": 0.9, "ignore_eos": True},
+    )
     state = engine.get_server_info()["internal_states"][0].get("spec_stats") or {}
     print(
         json.dumps(
             {
-                "outputs": [output["output_ids"] for output in outputs],
-                "accept": [output["meta_info"].get("spec_accept_length") for output in outputs],
-                "cycle": [output["meta_info"].get("spec_cycle") for output in outputs],
-                "counters": state.get("counters"),
-                "fallbacks": state.get("fallbacks"),
+                "alone": alone,
+                "batch": batch,
+                "verifies": verifies,
+                "sampled_accept": sum(o["meta_info"]["spec_accept_length"] for o in sampled) / len(sampled),
+                "sampled_text": sampled[0]["text"],
+                "cycle": sampled[0]["meta_info"].get("spec_cycle"),
+                "counters": state.get("counters") or {},
+                "fallbacks": state.get("fallbacks") or {},
                 "graph_replays": state.get("graph_replays"),
             }
         ),

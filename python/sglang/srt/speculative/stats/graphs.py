@@ -41,6 +41,7 @@ class GraphLog:
         """All passes of the step replay as the one graph ``name``."""
         self._replayed.update(CYCLE_PASSES)
         self.replays[name] = self.replays.get(name, 0) + 1
+        steps.replayed(name)
 
     def refuse(self, name: str, reason: str, detail: str) -> None:
         """The graph of ``name`` cannot serve this batch."""
