@@ -131,7 +131,8 @@ def profiles(
     found = []
     for name in engines:
         engine = fleet.engines[name]
-        graphs = 3 if engine.spec.steps else 1
+        split = engine.spec.steps and "cycle-graph" in engine.spec.topics_off
+        graphs = 3 if split else 1
         try:
             trace = engine.profile(context, tokens, folder / name)
             cycle = summarize(load(trace), graphs)
