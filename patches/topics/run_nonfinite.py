@@ -13,7 +13,10 @@ TOPIC = Topic(
     upstream="https://github.com/sgl-project/sglang/issues/32968",
     retire_when="upstream aborts single requests on non-finite logits",
     detect="with the topic off, a NaN row of a verify ends its own request with a reason and no other",
-    overlay=("sglang/srt/speculative/semantics/nonfinite_hooks.py",),
+    overlay=(
+        "sglang/srt/speculative/semantics/nonfinite_hooks.py",
+        "sglang/srt/speculative/semantics/nonfinite_kernel.py",
+    ),
     stacks_on=("run-sampling", "run-processors", "run-penalties", "run-end"),
     edits=(
         Around(file="sglang/srt/speculative/eagle_utils.py", scope="eagle_sample", hook=f"{HOOKS}:verify"),
@@ -33,6 +36,11 @@ TOPIC = Topic(
             file=PROCESSOR,
             scope="SchedulerBatchResultProcessor.process_batch_result_decode",
             hook=f"{HOOKS}:process_single",
+        ),
+        Around(
+            file="sglang/srt/managers/utils.py",
+            scope="GenerationBatchResult.copy_to_cpu",
+            hook=f"{HOOKS}:copy_to_host",
         ),
         Around(file="sglang/srt/mem_cache/common.py", scope="release_kv_cache", hook=f"{HOOKS}:release"),
     ),

@@ -47,6 +47,34 @@ def check(trials: int = 40) -> None:
     assert shortened > trials // 4
 
 
+def check_flags(trials: int = 40) -> None:
+    """The same rows through ``flag_rows``: flags, zeros in bad rows only, and nothing touched without ``level``."""
+    from sglang.srt.speculative.semantics.nonfinite import bad_rows
+    from sglang.srt.speculative.semantics.nonfinite_kernel import flags_from_maxima
+
+    generator = torch.Generator().manual_seed(1)
+    seen = 0
+    for trial in range(trials):
+        rows, columns = 1 + trial % 5, (7, 1009, 1024, 2501)[trial % 4]
+        # A view of wider memory: what lies behind a row must stay.
+        wide = torch.randn(rows, columns + 3, generator=generator)
+        logits = wide[:, :columns]
+        bad_row = trial % rows
+        if trial % 3:
+            logits[bad_row, trial % columns] = VALUES[trial % 3 - 1]
+        elif trial % 2:
+            logits[bad_row] = VALUES[2]
+        before = wide.clone()
+        expected = bad_rows(logits)
+        assert torch.equal(flags_from_maxima(logits.amax(-1), None), expected)
+        assert torch.equal(wide.nan_to_num(7.5), before.nan_to_num(7.5))
+        assert torch.equal(flags_from_maxima(logits.amax(-1), logits), expected)
+        before[:, :columns].masked_fill_(expected.unsqueeze(-1), 0.0)
+        assert torch.equal(wide, before)
+        seen += int(expected.sum())
+    assert seen > trials // 3
+
+
 def test_counts_equal_the_plain_functions() -> None:
     environment = dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -55,5 +83,27 @@ def test_counts_equal_the_plain_functions() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.parametrize("arch", [90, 100, 120])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_both_compile_for_every_architecture(arch: int, dtype: str) -> None:
+    import triton
+    from sglang.srt.speculative.semantics import nonfinite_kernel
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    row_max = {"row_max": f"*{dtype}"}
+    flags = row_max | {"bad": "*i1", "logits": f"*{dtype}", "stride": "i32", "columns": "i32"}
+    flags |= {"LEVEL": "constexpr", "BLOCK": "constexpr"}
+    counts = row_max | {"accept_index": "*i32", "good": "*i32", "depth": "i32", "WIDTH": "constexpr"}
+    for kernel, signature, constants in (
+        (nonfinite_kernel._flag_rows_kernel, flags, {"LEVEL": True, "BLOCK": 1024}),
+        (nonfinite_kernel._flag_rows_kernel, flags, {"LEVEL": False, "BLOCK": 1024}),
+        (nonfinite_kernel._good_tokens_kernel, counts, {"WIDTH": 4}),
+    ):
+        source = ASTSource(kernel, signature=signature, constexprs=constants)
+        assert triton.compile(source, target=GPUTarget("cuda", arch, 32)).metadata.shared <= 101_376
+
+
 if __name__ == "__main__":
     check()
+    check_flags()

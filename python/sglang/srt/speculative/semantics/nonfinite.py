@@ -39,3 +39,23 @@ def good_run(logits: torch.Tensor, accept_index: torch.Tensor) -> torch.Tensor:
 
         return good_tokens_from_maxima(logits.amax(dim=-1), accept_index)
     return good_tokens(bad_rows(logits), accept_index)
+
+
+def flag_rows(logits: torch.Tensor, *, level: bool) -> torch.Tensor:
+    """``bad_rows``, and with ``level`` bad rows are set to 0 in place: a sampler may fail on NaN, and with it the batch.
+
+    Args:
+        logits: ``[R, V]``; changed in place only with ``level``.
+        level: a draw follows.
+
+    Returns:
+        bool ``[R]`` on the device of ``logits``: two launches where there is a GPU, no wait.
+    """
+    if logits.is_cuda and logits.stride(-1) == 1:
+        from sglang.srt.speculative.semantics.nonfinite_kernel import flags_from_maxima
+
+        return flags_from_maxima(logits.amax(dim=-1), logits if level else None)
+    bad = bad_rows(logits)
+    if level:
+        logits.masked_fill_(bad.unsqueeze(-1), 0.0)
+    return bad

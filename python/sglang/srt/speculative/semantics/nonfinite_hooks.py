@@ -1,7 +1,8 @@
 """Topic ``run-nonfinite``: a request whose logits are NaN or infinite is aborted; the others go on.
 
 Upstream lets such a row choose a token (or crash the scheduler inside the sampler, or decode an id outside
-the vocabulary some steps later). The flags travel to the host with the step's result, without a sync.
+the vocabulary some steps later). The flags travel to the host where upstream copies the step's result, beside the
+next step and without a wait of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
-from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_run
+from sglang.srt.speculative.semantics.nonfinite import flag_rows, good_run
 
 # Where a verify's result carries the good tokens of each request to the host.
 GOOD_TOKENS = "run_good_tokens"
@@ -28,6 +29,7 @@ def verify(
     if not batch.forward_mode.is_idle():
         good = good_run(logits_output.next_token_logits, outcome[2])
         setattr(logits_output, GOOD_TOKENS, _to_host(good))
+        setattr(logits_output, _GOOD, good_run(logits_output.next_token_logits, outcome[2]))
     return outcome
 
 
@@ -39,10 +41,7 @@ def guard_logits(
     Where a draw follows, a bad row is made uniform: a sampler may fail on NaN, and with it the whole batch.
     """
     logits = original(sampler, logits, sampling_info)
-    bad = bad_rows(logits)
-    if not sampling_info.is_all_greedy:
-        logits.masked_fill_(bad.unsqueeze(-1), 0.0)
-    setattr(sampling_info, _BAD, bad)
+    setattr(sampling_info, _BAD, flag_rows(logits, level=not sampling_info.is_all_greedy))
     return logits
 
 
@@ -58,16 +57,27 @@ def sample(
     tokens = original(sampler, logits_output, info, *args, **kwargs)
     bad = getattr(info, _BAD, None)
     if bad is not None:
-        setattr(logits_output, _BAD, _to_host(bad))
+        setattr(logits_output, _BAD, bad)
     return tokens
 
 
+def copy_to_host(original: Callable[..., None], result: Any, *args: Any, **kwargs: Any) -> None:
+    """Around the copy of a step's results: the flags go along, and are there once ``copy_done`` is."""
+    for name in (_GOOD, _BAD):
+        flags = getattr(result.logits_output, name, None)
+        if flags is not None:
+            setattr(result.logits_output, name, _to_host(flags))
+    original(result, *args, **kwargs)
+
+
 def _to_host(flags: torch.Tensor) -> torch.Tensor:
-    """An asynchronous copy; it is complete once the step's own results are (same stream, earlier)."""
+    """An asynchronous copy on the current stream."""
     if flags.device.type == "cpu":
         return flags
     host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
     host.copy_(flags, non_blocking=True)
+    # The copy runs beside the stream that the flags were made on, and nothing else holds them.
+    flags.record_stream(torch.cuda.current_stream(flags.device))
     return host
 
 
@@ -89,7 +99,11 @@ def resolve_tokens(
 
 
 def process_single(original: Callable[..., None], processor: Any, batch: Any, result: Any) -> None:
-    """Around the result processors of prefill and plain decode: one row a request."""
+    """Around the result processors of prefill and plain decode: one row a request.
+
+    Upstream waits for the same event a few lines on. Without overlap there is no such copy: the flags are still on the
+    device, and reading them waits for the step, as reading its tokens would.
+    """
     bad = getattr(getattr(result, "logits_output", None), _BAD, None)
     if bad is not None:
         if result.copy_done is not None:
