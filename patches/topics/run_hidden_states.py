@@ -12,6 +12,7 @@ TOPIC = Topic(
     retire_when="upstream returns the last layer's hidden states under EAGLE-3",
     detect="with the topic off, return_hidden_states under EAGLE-3 gives vectors of the target's hidden size",
     overlay=("sglang/srt/speculative/semantics/hidden_hooks.py",),
+    stacks_on=("verify-fence", "run-nonfinite"),
     edits=(
         Around(
             file="sglang/srt/layers/logits_processor.py",
@@ -22,6 +23,21 @@ TOPIC = Topic(
             file="sglang/srt/managers/utils.py",
             scope="GenerationBatchResult.copy_to_cpu",
             hook=f"{HOOKS}:to_host",
+        ),
+        Around(
+            file="sglang/srt/model_executor/runner/decode_cuda_graph_runner.py",
+            scope="DecodeCudaGraphRunner.execute",
+            hook=f"{HOOKS}:replayed",
+        ),
+        Around(
+            file="sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py",
+            scope="PrefillCudaGraphRunner._trim_logits_output",
+            hook=f"{HOOKS}:trimmed",
+        ),
+        Around(
+            file="sglang/srt/speculative/eagle_worker_common.py",
+            scope="_compact_accept_to_front",
+            hook=f"{HOOKS}:moved",
         ),
     ),
 )

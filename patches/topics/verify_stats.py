@@ -30,6 +30,7 @@ TOPIC = Topic(
         "run-processors",
         "run-penalties",
         "run-nonfinite",
+        "run-hidden-states",
     ),
     edits=(
         Around(file=WORKER, scope="EAGLEWorkerV2.forward_batch_generation", hook=f"{HOOKS}:cycle"),

@@ -1,7 +1,8 @@
 """Greedy text of the shipped tiny model through the offline engine on a GPU, Triton backend, CUDA graphs.
 
 ``python tiny_text.py STEPS TOKENS`` prints one JSON object: for every prompt the output ids and the gap between the
-two best logits at each step, then fallbacks and counters. Prompts run one by one and as one batch.
+two best logits at each step, then fallbacks and counters. Prompts run one by one and as one batch. A second object
+holds the hidden states that the same engine returns for a few prompts.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
+from nano_pair import MODELS, engine_arguments
+
 PROMPTS = 24
 MAX_BATCH = 16  # below the number of prompts: requests wait, join and leave
+HIDDEN_PROMPTS = 3
+HIDDEN_TOKENS = 17  # a run ends inside it
 
 
 def prompts() -> list[str]:
@@ -38,27 +43,16 @@ def main() -> None:
     import sglang
 
     steps, tokens = int(sys.argv[1]), int(sys.argv[2])
-    arguments: dict[str, Any] = dict(
-        model_path=str(MODELS / "nano"),
-        dtype="bfloat16",
-        attention_backend="triton",
-        sampling_backend="pytorch",
-        grammar_backend="none",
-        max_total_tokens=40000,
-        max_running_requests=MAX_BATCH,
-        cuda_graph_max_bs_decode=MAX_BATCH,
-        disable_radix_cache=True,
-        log_level="warning",
-    )
-    if steps:
-        arguments |= dict(
-            speculative_algorithm="EAGLE3",
-            speculative_draft_model_path=str(MODELS / "nano-eagle3"),
-            speculative_num_steps=steps,
-            speculative_eagle_topk=1,
-            speculative_num_draft_tokens=steps + 1,
+    engine = sglang.Engine(
+        **engine_arguments(
+            steps,
+            dtype="bfloat16",
+            max_total_tokens=40000,
+            max_running_requests=MAX_BATCH,
+            cuda_graph_max_bs_decode=MAX_BATCH,
+            enable_return_hidden_states=True,
         )
-    engine = sglang.Engine(**arguments)
+    )
     request = dict(
         sampling_params={"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
         return_logprob=True,
@@ -79,13 +73,38 @@ def main() -> None:
             }
         )
     state = engine.get_server_info()["internal_states"][0].get("spec_stats") or {}
-    print(
-        json.dumps(
-            {"outputs": found, "counters": state.get("counters"), "fallbacks": state.get("fallbacks")}
-        ),
-        flush=True,
+    wanted = (
+        "counters",
+        "fallbacks",
+        "graph_replays",
+        "eager_passes",
+        "phase_ms",
+        "cycle_ms",
+        "timed_cycles",
+        "kept_length",
     )
+    print(json.dumps({"outputs": found} | {name: state.get(name) for name in wanted}), flush=True)
+    print(json.dumps({"hidden": hidden_states(engine, texts[:HIDDEN_PROMPTS])}), flush=True)
     engine.shutdown()
+
+
+def hidden_states(engine: Any, texts: list[str]) -> list[dict[str, Any]]:
+    """Ids and states of the output tokens, the prompts alone and then as one batch."""
+    request = dict(
+        sampling_params={"max_new_tokens": HIDDEN_TOKENS, "temperature": 0, "ignore_eos": True},
+        return_hidden_states=True,
+    )
+    outputs = [engine.generate(prompt=text, **request) for text in texts]
+    outputs += engine.generate(prompt=texts, **request)
+    # The first entry belongs to the prompt: one row a token of it.
+    return [
+        {
+            "ids": output["output_ids"],
+            "prompt": output["meta_info"]["hidden_states"][0],
+            "states": output["meta_info"]["hidden_states"][1:],
+        }
+        for output in outputs
+    ]
 
 
 if __name__ == "__main__":
