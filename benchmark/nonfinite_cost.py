@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from sglang.bench_verify.environment import capture, under_load
 from sglang.bench_verify.rows import Metric, Results, Row
-from sglang.srt.speculative.semantics.nonfinite import bad_rows, flag_rows, good_run
+from sglang.srt.speculative.semantics.nonfinite import bad_rows, good_run, row_maxima
 
 CALLS = 50
 ROUNDS = 7
@@ -37,8 +37,8 @@ def works(batch: int, vocabulary: int) -> dict[str, Work]:
     three = torch.randn(3 * batch, vocabulary, device="cuda")
     accepted = torch.arange(3 * batch, device="cuda", dtype=torch.int32).view(batch, 3)
     return {
-        "decode": lambda: flag_rows(one, level=False),
-        "decode and level": lambda: flag_rows(one, level=True),
+        "decode": lambda: row_maxima(one, level=False),
+        "decode and level": lambda: row_maxima(one, level=True),
         "decode and level, plain operators": lambda: plain_operators(one),
         "verify": lambda: good_run(three, accepted),
     }

@@ -11,7 +11,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 from sglang.srt.speculative.semantics import penalty_rows
-from sglang.srt.speculative.semantics.nonfinite import bad_rows, flag_rows, good_run, good_tokens
+from sglang.srt.speculative.semantics.nonfinite import (
+    bad_rows,
+    good_run,
+    good_tokens,
+    is_bad,
+    row_maxima,
+)
 from sglang.srt.speculative.semantics.seed_hash import murmur3
 from sglang.srt.speculative.semantics.seed_hooks import kept_tokens
 from sglang.srt.speculative.semantics.verify_tree import ancestor_mask, chain_mask, repeats
@@ -97,7 +103,7 @@ def test_bad_rows_without_a_sync(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocabulary", [1009, 163_840])
-def test_flags_and_levels_without_a_sync(dtype: torch.dtype, vocabulary: int) -> None:
+def test_maxima_and_levels_without_a_sync(dtype: torch.dtype, vocabulary: int) -> None:
     logits = torch.randn(BATCH, vocabulary, device="cuda").to(dtype)
     logits[1, 77], logits[4, vocabulary - 1] = float("nan"), float("inf")
     logits[5] = float("-inf")
@@ -105,21 +111,21 @@ def test_flags_and_levels_without_a_sync(dtype: torch.dtype, vocabulary: int) ->
     expected = logits.clone()
     expected[[1, 4, 5]] = 0.0
     with no_sync():
-        flags = flag_rows(logits, level=True)
-    assert flags.nonzero().flatten().tolist() == [1, 4, 5]
+        maxima = row_maxima(logits, level=True)
+    assert [row for row, top in enumerate(maxima.tolist()) if is_bad(top)] == [1, 4, 5]
     assert torch.equal(logits, expected)
 
 
-def test_counts_and_flags_in_a_graph_follow_the_logits() -> None:
+def test_counts_and_levels_in_a_graph_follow_the_logits() -> None:
     """Captured on clean rows, replayed on others: nothing of the first is remembered."""
     rows = torch.randn(3 * BATCH, VOCABULARY, device="cuda")
     accepted = torch.arange(3 * BATCH, device="cuda", dtype=torch.int32).view(BATCH, 3)
-    flag_rows(rows, level=True), good_run(rows, accepted)
+    row_maxima(rows, level=True), good_run(rows, accepted)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         good = good_run(rows, accepted)
-        flags = flag_rows(rows, level=True)
+        maxima = row_maxima(rows, level=True)
     for bad in ([], [0], [4, 5], [20], list(range(3 * BATCH))):
         rows.normal_()
         rows[bad] = float("nan")
@@ -127,7 +133,7 @@ def test_counts_and_flags_in_a_graph_follow_the_logits() -> None:
         expected = good_tokens(bad_rows(rows).cpu(), accepted.cpu())
         graph.replay()
         assert torch.equal(good.cpu(), expected)
-        assert flags.nonzero().flatten().tolist() == bad
+        assert [row for row, top in enumerate(maxima.tolist()) if is_bad(top)] == bad
         assert bool(torch.isfinite(rows).all())
 
 

@@ -1,7 +1,7 @@
 """On a GPU the tiny model says the same with and without EAGLE-3, alone and in a batch with joins and leaves.
 
 bf16 rounds; two computations of the same row may order a near-tie differently. A first difference is accepted only
-where plain decoding's two best logits are closer than ``TIE``, and at most for a few texts. Hidden states of a
+where plain decoding's two best logits are no further apart than ``TIE``, and at most for a few texts. Hidden states of a
 client are the last layer's, one entry a token, although verify and decode run from captured graphs.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-TIE = 0.06
+TIE = 0.0625  # one step of bf16 between 8 and 16, where the best logits lie
 MOST_TIES = 3
 ROUNDING = 0.04  # relative, of a bf16 state behind a few layers
 TOKENS = 96
@@ -73,7 +73,7 @@ def test_text_equals_plain_decoding_up_to_ties() -> None:
     for index, (a, b) in enumerate(zip(plain, speculative, strict=True)):
         place = next((i for i, (x, y) in enumerate(zip(a["ids"], b["ids"], strict=True)) if x != y), None)
         if place is not None:
-            assert a["gaps"][place] < TIE, f"text {index} differs at token {place}, gap {a['gaps'][place]}"
+            assert a["gaps"][place] <= TIE, f"text {index} differs at token {place}, gap {a['gaps'][place]}"
             ties.append((index, place))
     assert len(ties) <= MOST_TIES, ties
 
@@ -82,7 +82,7 @@ def test_the_draft_is_accepted_and_our_kernels_ran() -> None:
     lengths = [output["accept"] for output in generated(2, "outputs")]
     found = engines()[2]
     print({name: value for name, value in found.items() if name not in ("outputs", "hidden", "log")})
-    assert found["graph_replays"]["target_verify"] > 0, found["graph_replays"]
+    assert found["graph_replays"]["verify"] > 0, found["graph_replays"]
     assert sum(lengths) / len(lengths) > 2.0
     counters = found["counters"]
     for mode in ("verify", "draft_extend"):

@@ -117,6 +117,26 @@ def test_prefill_and_plain_decode(greedy: bool) -> None:
     assert seen == [[False, True, False]]
 
 
+def test_what_tells_bad_rows_leaves_with_the_result() -> None:
+    """Copied before ``copy_done`` is recorded, not on the way through the sampler."""
+    output = step(1)[2].logits_output
+    told = output.run_good_tokens
+    order: list[Any] = []
+    result = SimpleNamespace(logits_output=output)
+    nonfinite_hooks.copy_to_host(lambda r, *rest: order.append((r, rest)), result, False, True)
+    assert order == [(result, (False, True))]
+    assert output.run_good_tokens.tolist() == told.tolist()
+
+
+def test_maxima_of_an_earlier_step_are_not_used_again() -> None:
+    info = SimpleNamespace(is_all_greedy=True)
+    nonfinite_hooks.guard_logits(lambda m, logits, i: logits, None, torch.full((1, 3), float("nan")), info)
+    first, second = SimpleNamespace(), SimpleNamespace()
+    for output in (first, second):
+        nonfinite_hooks.sample(lambda *_: torch.zeros(1), None, output, info)
+    assert hasattr(first, "run_row_maxima") and not hasattr(second, "run_row_maxima")
+
+
 def test_kv_of_an_aborted_request_is_not_shared() -> None:
     inserted: list[bool] = []
     request, clean = step(0)[0]

@@ -47,10 +47,10 @@ def check(trials: int = 40) -> None:
     assert shortened > trials // 4
 
 
-def check_flags(trials: int = 40) -> None:
-    """The same rows through ``flag_rows``: flags, zeros in bad rows only, and nothing touched without ``level``."""
-    from sglang.srt.speculative.semantics.nonfinite import bad_rows
-    from sglang.srt.speculative.semantics.nonfinite_kernel import flags_from_maxima
+def check_levels(trials: int = 40) -> None:
+    """Zeros in bad rows only, nothing beside the row, and a row that a mask leaves one token stays."""
+    from sglang.srt.speculative.semantics.nonfinite import bad_rows, is_bad
+    from sglang.srt.speculative.semantics.nonfinite_kernel import level_bad_rows
 
     generator = torch.Generator().manual_seed(1)
     seen = 0
@@ -64,11 +64,12 @@ def check_flags(trials: int = 40) -> None:
             logits[bad_row, trial % columns] = VALUES[trial % 3 - 1]
         elif trial % 2:
             logits[bad_row] = VALUES[2]
-        before = wide.clone()
-        expected = bad_rows(logits)
-        assert torch.equal(flags_from_maxima(logits.amax(-1), None), expected)
-        assert torch.equal(wide.nan_to_num(7.5), before.nan_to_num(7.5))
-        assert torch.equal(flags_from_maxima(logits.amax(-1), logits), expected)
+        else:
+            logits[bad_row, 1:] = VALUES[2]
+        expected, before = bad_rows(logits), wide.clone()
+        maxima = logits.amax(-1)
+        level_bad_rows(maxima, logits)
+        assert [is_bad(maximum) for maximum in maxima.tolist()] == expected.tolist()
         before[:, :columns].masked_fill_(expected.unsqueeze(-1), 0.0)
         assert torch.equal(wide, before)
         seen += int(expected.sum())
@@ -92,12 +93,10 @@ def test_both_compile_for_every_architecture(arch: int, dtype: str) -> None:
     from triton.compiler import ASTSource
 
     row_max = {"row_max": f"*{dtype}"}
-    flags = row_max | {"bad": "*i1", "logits": f"*{dtype}", "stride": "i32", "columns": "i32"}
-    flags |= {"LEVEL": "constexpr", "BLOCK": "constexpr"}
+    level = row_max | {"logits": f"*{dtype}", "stride": "i32", "columns": "i32", "BLOCK": "constexpr"}
     counts = row_max | {"accept_index": "*i32", "good": "*i32", "depth": "i32", "WIDTH": "constexpr"}
     for kernel, signature, constants in (
-        (nonfinite_kernel._flag_rows_kernel, flags, {"LEVEL": True, "BLOCK": 1024}),
-        (nonfinite_kernel._flag_rows_kernel, flags, {"LEVEL": False, "BLOCK": 1024}),
+        (nonfinite_kernel._level_rows_kernel, level, {"BLOCK": 1024}),
         (nonfinite_kernel._good_tokens_kernel, counts, {"WIDTH": 4}),
     ):
         source = ASTSource(kernel, signature=signature, constexprs=constants)
@@ -106,4 +105,4 @@ def test_both_compile_for_every_architecture(arch: int, dtype: str) -> None:
 
 if __name__ == "__main__":
     check()
-    check_flags()
+    check_levels()

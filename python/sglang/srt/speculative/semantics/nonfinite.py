@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -41,21 +43,31 @@ def good_run(logits: torch.Tensor, accept_index: torch.Tensor) -> torch.Tensor:
     return good_tokens(bad_rows(logits), accept_index)
 
 
-def flag_rows(logits: torch.Tensor, *, level: bool) -> torch.Tensor:
-    """``bad_rows``, and with ``level`` bad rows are set to 0 in place: a sampler may fail on NaN, and with it the batch.
+def row_maxima(logits: torch.Tensor, *, level: bool) -> torch.Tensor:
+    """The maximum of each row, of which ``is_bad`` tells a bad row; with ``level`` bad rows become 0 in place.
+
+    A sampler may fail on NaN, and with it the whole batch. Maxima instead of flags, because they are one launch and
+    the host can judge them.
 
     Args:
         logits: ``[R, V]``; changed in place only with ``level``.
         level: a draw follows.
 
     Returns:
-        bool ``[R]`` on the device of ``logits``: two launches where there is a GPU, no wait.
+        ``[R]`` with the dtype and on the device of ``logits``; one launch on a GPU, two with ``level``, no wait.
     """
+    maxima = logits.amax(dim=-1)
+    if not level:
+        return maxima
     if logits.is_cuda and logits.stride(-1) == 1:
-        from sglang.srt.speculative.semantics.nonfinite_kernel import flags_from_maxima
+        from sglang.srt.speculative.semantics.nonfinite_kernel import level_bad_rows
 
-        return flags_from_maxima(logits.amax(dim=-1), logits if level else None)
-    bad = bad_rows(logits)
-    if level:
-        logits.masked_fill_(bad.unsqueeze(-1), 0.0)
-    return bad
+        level_bad_rows(maxima, logits)
+    else:
+        logits.masked_fill_(~torch.isfinite(maxima).unsqueeze(-1), 0.0)
+    return maxima
+
+
+def is_bad(maximum: float) -> bool:
+    """Whether a row with this maximum is bad; see ``bad_rows``."""
+    return not math.isfinite(maximum)

@@ -1,7 +1,7 @@
 """Topic ``run-nonfinite``: a request whose logits are NaN or infinite is aborted; the others go on.
 
 Upstream lets such a row choose a token (or crash the scheduler inside the sampler, or decode an id outside
-the vocabulary some steps later). The flags travel to the host where upstream copies the step's result, beside the
+the vocabulary some steps later). What tells them travels to the host where upstream copies the step's result, beside the
 next step and without a wait of their own.
 """
 
@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
-from sglang.srt.speculative.semantics.nonfinite import flag_rows, good_run
+from sglang.srt.speculative.semantics.nonfinite import good_run, is_bad, row_maxima
 
 # Where a verify's result carries the good tokens of each request to the host.
 GOOD_TOKENS = "run_good_tokens"
+_GOOD = "run_good_tokens"
+_MAXIMA = "run_row_maxima"
 _BAD = "run_bad_rows"
 
 
@@ -41,7 +43,7 @@ def guard_logits(
     Where a draw follows, a bad row is made uniform: a sampler may fail on NaN, and with it the whole batch.
     """
     logits = original(sampler, logits, sampling_info)
-    setattr(sampling_info, _BAD, flag_rows(logits, level=not sampling_info.is_all_greedy))
+    setattr(sampling_info, _MAXIMA, row_maxima(logits, level=not sampling_info.is_all_greedy))
     return logits
 
 
@@ -53,31 +55,31 @@ def sample(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Around the sampler of prefill and plain decode: the flags of ``guard_logits`` go with the result."""
+    """Around the sampler of prefill and plain decode: the maxima of ``guard_logits`` go with the result."""
     tokens = original(sampler, logits_output, info, *args, **kwargs)
-    bad = getattr(info, _BAD, None)
-    if bad is not None:
-        setattr(logits_output, _BAD, bad)
+    maxima = vars(info).pop(_MAXIMA, None)
+    if maxima is not None:
+        setattr(logits_output, _MAXIMA, maxima)
     return tokens
 
 
 def copy_to_host(original: Callable[..., None], result: Any, *args: Any, **kwargs: Any) -> None:
-    """Around the copy of a step's results: the flags go along, and are there once ``copy_done`` is."""
-    for name in (_GOOD, _BAD):
-        flags = getattr(result.logits_output, name, None)
-        if flags is not None:
-            setattr(result.logits_output, name, _to_host(flags))
+    """Around the copy of a step's results: what tells bad rows goes along, and is there once ``copy_done`` is."""
+    for name in (_GOOD, _MAXIMA):
+        told = getattr(result.logits_output, name, None)
+        if told is not None:
+            setattr(result.logits_output, name, _to_host(told))
     original(result, *args, **kwargs)
 
 
-def _to_host(flags: torch.Tensor) -> torch.Tensor:
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """An asynchronous copy on the current stream."""
-    if flags.device.type == "cpu":
-        return flags
-    host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
-    host.copy_(flags, non_blocking=True)
-    # The copy runs beside the stream that the flags were made on, and nothing else holds them.
-    flags.record_stream(torch.cuda.current_stream(flags.device))
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    # The copy runs beside the stream that made the tensor, and nothing else holds it.
+    tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return host
 
 
@@ -101,16 +103,16 @@ def resolve_tokens(
 def process_single(original: Callable[..., None], processor: Any, batch: Any, result: Any) -> None:
     """Around the result processors of prefill and plain decode: one row a request.
 
-    Upstream waits for the same event a few lines on. Without overlap there is no such copy: the flags are still on the
+    Upstream waits for the same event a few lines on. Without overlap there is no such copy: the maxima are still on the
     device, and reading them waits for the step, as reading its tokens would.
     """
-    bad = getattr(getattr(result, "logits_output", None), _BAD, None)
-    if bad is not None:
+    maxima = getattr(getattr(result, "logits_output", None), _MAXIMA, None)
+    if maxima is not None:
         if result.copy_done is not None:
             result.copy_done.synchronize()
-        for request, flagged in zip(batch.reqs, bad.tolist(), strict=False):
+        for request, maximum in zip(batch.reqs, maxima.tolist(), strict=False):
             if (
-                flagged
+                is_bad(maximum)
                 and not request.finished()
                 and not request.is_retracted
                 and request.inflight_middle_chunks <= 0

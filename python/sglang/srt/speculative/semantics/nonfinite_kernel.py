@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""``good_tokens`` and ``flag_rows`` behind the row maxima, one kernel each.
+"""What follows from the row maxima, one kernel each: counts of good tokens, zeros in bad rows.
 
-On a GPU their small operators would cost the host more than the model's graph does. Both can be captured: nothing is
+On a GPU PyTorch's small operators would cost the host more than the model's graph does. Both can be captured: nothing is
 read on the host.
 """
 
@@ -45,37 +45,24 @@ def good_tokens_from_maxima(row_max: torch.Tensor, accept_index: torch.Tensor) -
 
 
 @triton.jit
-def _flag_rows_kernel(row_max, bad, logits, stride, columns, LEVEL: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row: its flag, and zeros in place of a bad row."""
+def _level_rows_kernel(row_max, logits, stride, columns, BLOCK: tl.constexpr):
+    """One program a row: zeros in place of a bad row."""
     row = tl.program_id(0)
     top = tl.load(row_max + row).to(tl.float32)
-    fine = (top > float("-inf")) & (top < float("inf"))
-    tl.store(bad + row, ~fine)
-    if LEVEL:  # noqa: SIM102 - one is known when compiling, the other is a tensor
-        if not fine:
-            for start in range(0, columns, BLOCK):
-                column = start + tl.arange(0, BLOCK)
-                zeros = tl.zeros((BLOCK,), tl.float32).to(logits.dtype.element_ty)
-                tl.store(logits + row.to(tl.int64) * stride + column, zeros, mask=column < columns)
+    if not ((top > float("-inf")) & (top < float("inf"))):
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            zeros = tl.zeros((BLOCK,), tl.float32).to(logits.dtype.element_ty)
+            tl.store(logits + row.to(tl.int64) * stride + column, zeros, mask=column < columns)
 
 
-def flags_from_maxima(row_max: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
-    """The same flags as ``~isfinite(row_max)``, and zeros in the bad rows of ``logits`` where it is given.
+def level_bad_rows(row_max: torch.Tensor, logits: torch.Tensor) -> None:
+    """Zeros in those rows of ``logits`` whose maximum is not finite.
 
     Args:
         row_max: float ``[R]``, contiguous, the largest logit of each row.
-        logits: ``[R, V]`` with unit stride along V, or None to change nothing.
-
-    Returns:
-        bool ``[R]``.
+        logits: ``[R, V]`` with unit stride along V; changed in place.
     """
-    rows = row_max.shape[0]
-    bad = torch.empty(rows, dtype=torch.bool, device=row_max.device)
+    rows, columns = logits.shape
     if rows:
-        target = row_max if logits is None else logits
-        stride = 0 if logits is None else logits.stride(0)
-        columns = 0 if logits is None else logits.shape[1]
-        _flag_rows_kernel[(rows,)](
-            row_max, bad, target, stride, columns, LEVEL=logits is not None, BLOCK=1024
-        )
-    return bad
+        _level_rows_kernel[(rows,)](row_max, logits, logits.stride(0), columns, BLOCK=1024)
