@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import copy
 import json
 import logging
 import pickle
@@ -21,7 +22,7 @@ from checkpoints import DEEPSEEK, DRAFT, KIMI, LLAMA, MLA_DRAFT, Tensors, draft_
 from sglang import fork
 from sglang.srt import server_args as upstream
 from sglang.srt.server_args import ServerArgs
-from sglang.srt.speculative.arguments import ArgumentFault
+from sglang.srt.speculative.arguments import ArgumentFault, hooks
 from sglang.srt.speculative.arguments.choices import DRAFTING
 from sglang.srt.speculative.arguments.draft import DRAFT_PATH, EAGLE3_ARCHITECTURES
 from sglang.srt.speculative.arguments.hooks import prepare
@@ -366,6 +367,35 @@ def test_upstreams_own_refusals_are_one_line_too(tmp_path: Path, capsys: pytest.
     assert caught.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sglang: error: ")]
     assert "--speculative-draft-window-size must be positive, got -1" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--served-model-name", "a:b"), "colon"),
+        (("--tokenizer-worker-num", "0"), "worker num"),
+        (("--disable-cuda-graph-padding", "--enable-torch-compile"), "--disable-cuda-graph-padding"),
+        (("--retraction-policy", "priority"), "--enable-priority-scheduling"),
+        (("--schedule-conservativeness", "-1"), "non-negative"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_one_line_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+) -> None:
+    """Upstream asks these after parsing, in the engine, where they end in a traceback."""
+    target = str(write(tmp_path / "target", LLAMA, SMALL))
+    with pytest.raises(SystemExit) as ended:
+        upstream.prepare_server_args(["--model-path", target, "--device", "cpu", *arguments])
+    assert ended.value.code == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("sglang: error: ")]
+    assert says in line
+
+
+def test_the_engines_checks_leave_the_arguments_as_they_are(make: Make) -> None:
+    args = make()
+    before = copy.deepcopy(vars(args))
+    hooks._check_as_engine(args)
+    assert vars(args) == before
 
 
 def test_a_slip_in_the_code_is_no_refusal() -> None:

@@ -50,6 +50,27 @@ MESSAGES = {
     },
 }
 FEW = {"type": "integer", "minimum": 0, "maximum": 7}
+# Upstream's structural tags refer to themselves; schemathesis gives them up.
+FORMATS = {
+    "anyOf": [
+        {"type": "null"},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {
+                    "enum": [
+                        None,
+                        {"name": "n", "schema": {"type": "object"}},
+                        {"name": "n", "schema": {"type": 7}},
+                    ]
+                },
+            },
+            "required": ["type"],
+            "additionalProperties": False,
+        },
+    ]
+}
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 
 
@@ -68,6 +89,8 @@ def sharpened(root: dict[str, Any]) -> dict[str, Any]:
         for name in LENGTHS:
             if name in fields:
                 fields[name] = FEW
+        if "response_format" in fields:
+            fields["response_format"] = FORMATS
         if "sampling_params" in fields:
             fields["sampling_params"] = sampling_schema()
         schema["additionalProperties"] = False

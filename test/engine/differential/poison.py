@@ -30,3 +30,19 @@ class EveryOther(CustomLogitProcessor):
             for token in (parameters or {})["__req__"].output_ids[-parameters["ban"] :] if parameters else ():
                 row[token] = float("-inf")
         return logits
+
+
+class Says(CustomLogitProcessor):
+    """Lets only the next token of ``say`` through: a model that writes what the test wants parsed."""
+
+    def __call__(
+        self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None
+    ) -> torch.Tensor:
+        for row, parameters in zip(logits, custom_param_list or [], strict=True):
+            if parameters:
+                say = parameters["say"]
+                token = say[min(len(parameters["__req__"].output_ids), len(say) - 1)]
+                kept = row[token].item()
+                row.fill_(float("-inf"))
+                row[token] = kept
+        return logits

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import inspect
 import logging
 import os
@@ -249,6 +250,7 @@ def prepare(original: Callable[[list[str]], Any], argv: list[str]) -> Any:
         config_file.check(argv, _options(argv))
         server_args = original(argv)
         check_machine(server_args)
+        _check_as_engine(server_args)
         if server_args.node_rank == 0:
             machine.check_port(server_args.host, server_args.port)
     except Exception as error:
@@ -269,6 +271,14 @@ def _options(argv: list[str]) -> set[str]:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     return {option for action in parser._actions for option in action.option_strings}
+
+
+def _check_as_engine(server_args: Any) -> None:
+    """What the engine asks before it starts its processes, already here: a traceback there, a sentence here.
+
+    A copy is asked, because some of upstream's checks fill in as well.
+    """
+    inspect.unwrap(type(server_args).check_server_args)(copy.deepcopy(server_args))
 
 
 def is_refusal(error: Exception) -> bool:
