@@ -26,6 +26,7 @@ from typing import Any
 
 from sglang.bench_verify.commands.slice import numbers
 from sglang.bench_verify.environment import Environment, capture, under_load
+from sglang.bench_verify.progress import await_file
 from sglang.bench_verify.rows import Results, Row
 from sglang.bench_verify.slice import plan as plans
 from sglang.bench_verify.slice.derived import profile_row, statistics_cost
@@ -166,13 +167,6 @@ def save(environments: list[Environment], rows: Sequence[Row], path: str) -> Non
         Results(environments=environments, rows=list(rows)).save(path)
 
 
-def await_file(path: Path, limit_s: float) -> None:
-    """Wait until ``path`` exists, at most ``limit_s`` seconds."""
-    until = time.monotonic() + limit_s
-    while not path.exists() and time.monotonic() < until:
-        time.sleep(0.2)
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -235,8 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{len(fleet.engines)} of {len(names)} engines up in {time.monotonic() - begin:.0f} s",
                 flush=True,
             )
-            if args.start_when:
-                await_file(Path(args.start_when), args.start_seconds)
+            await_file(args.start_when, args.start_seconds)
             warm_up(fleet)
             deadline = time.monotonic() + args.seconds
             with under_load(results.environments[0]):

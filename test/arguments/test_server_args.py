@@ -393,9 +393,9 @@ def test_what_the_engine_would_refuse_is_one_line_too(
 
 def test_the_engines_checks_leave_the_arguments_as_they_are(make: Make) -> None:
     args = make()
-    before = copy.deepcopy(vars(args))
+    before = {name: repr(value) for name, value in vars(args).items()}
     hooks._check_as_engine(args)
-    assert vars(args) == before
+    assert {name: repr(value) for name, value in vars(args).items()} == before
 
 
 def test_a_slip_in_the_code_is_no_refusal() -> None:

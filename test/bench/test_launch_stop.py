@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sglang.bench_verify.launch import LaunchError, RunningServer, ServerPlan
+from sglang.bench_verify.launch import LaunchError, RunningServer, ServerPlan, together
 from sglang.verify_demo.process import session_members
 
 SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)']); time.sleep(300)"
@@ -55,3 +55,23 @@ def test_a_server_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     server = Scripted("raise SystemExit('no such model')", tmp_path / "log")
     with pytest.raises(LaunchError, match=r"(?s)scripted.*status 1.*no such model"), server:
         pytest.fail("entered")
+
+
+def test_servers_together_are_all_stopped_where_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Scripted(SLEEPER, tmp_path / "good")
+    monkeypatch.setattr(good.client, "healthy", lambda: True)
+    bad = Scripted("raise SystemExit('no such model')", tmp_path / "bad")
+    with pytest.raises(LaunchError, match="no such model"), together([good, bad]):
+        pytest.fail("entered")
+    assert not left_over(good)
+
+
+def test_servers_together_are_up_and_then_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = [Scripted(SLEEPER, tmp_path / name) for name in ("a", "b")]
+    for server in servers:
+        monkeypatch.setattr(server.client, "healthy", lambda: True)
+    with together(servers) as up:
+        assert all(left_over(server) for server in up)
+    assert not any(left_over(server) for server in servers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.bench_verify.commands import slice as slice_command
 from sglang.bench_verify.rows import Metric, Row
 from sglang.bench_verify.slice import plan as plans
 from sglang.bench_verify.slice.derived import profile_row, statistics_cost
@@ -274,3 +276,28 @@ def test_a_profile_becomes_a_row() -> None:
     }
     row = profile_row(entry, EngineSpec("fork-eagle3"), rank_slice(NAMED["kimi-k2.5"], experts=64), "h200")
     assert row.case["draft_tokens"] == 3 and row.metrics["launches_outside_graphs"].value == 70
+
+
+def test_cases_above_the_largest_are_left_out() -> None:
+    plan = plans.SlicePlan(contexts=(1024, 16384, 65536), batches=(1, 8), most_tokens=131072)
+    assert plan.cases() == [(1024, 1), (16384, 1), (65536, 1), (1024, 8), (16384, 8)]
+    assert plans.pool_tokens(plan) == 131072 + 8 * (plan.tokens + 1024)
+
+
+@pytest.mark.parametrize("text", ["0.5,0.6", "1.2", "-0.1", "x", ""])
+def test_accept_rates_are_shares_that_fall(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        slice_command.rates(text)
+    assert slice_command.rates("0.7,0.4,0.4") == (0.7, 0.4, 0.4)
+
+
+def test_the_best_draft_length_follows_the_rates() -> None:
+    def cycle(steps: int, ms: float) -> Row:
+        case = {"context": 1024, "batch": 1, "draft_tokens": steps + 1 if steps else 0}
+        name = "cycle_ms" if steps else "decode_ms"
+        return Row("slice", "h200", "fork", case, {name: Metric(ms, "ms")})
+
+    rows = [cycle(steps, ms) for steps, ms in ((0, 2.0), (1, 2.5), (2, 2.9), (3, 3.4), (4, 3.8))]
+    assert verdicts(rows, (0.9, 0.8, 0.7, 0.6))[0].best == 4
+    assert verdicts(rows, (0.5, 0.1, 0.0, 0.0))[0].best == 1
+    assert verdicts(rows, (0.1, 0.0, 0.0, 0.0))[0].best == 0

@@ -1,8 +1,8 @@
-"""Starts servers one after the other on the same machine, forth and back.
+"""Starts servers on the same machine, one after the other, forth and back, or all at once.
 
 The order A B C C B A gives each server two starts, an early and a late one: a machine that warms up or
 throttles then shows as a difference between two runs of the same server, and not as a difference between
-servers.
+servers. Small models fit together: then each server starts once, and the order is that of the measurements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -133,3 +135,20 @@ class RunningServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.stop()
+
+
+@contextmanager
+def together(servers: Sequence[RunningServer]) -> Iterator[Sequence[RunningServer]]:
+    """All servers up for the length of a ``with`` block; they start side by side.
+
+    Raises:
+        LaunchError: one did not come up; the others are stopped before it is raised.
+    """
+    with ExitStack() as stack, ThreadPoolExecutor(max(1, len(servers))) as pool:
+        starts = [pool.submit(server.__enter__) for server in servers]
+        for server, start in zip(servers, starts, strict=True):
+            if start.exception() is None:
+                stack.push(server)
+        for start in starts:
+            start.result()
+        yield servers

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 Report = Callable[[str, int, int], None]
+
+
+def await_file(path: str, limit_s: float) -> None:
+    """Wait until ``path`` exists, at most ``limit_s`` seconds: other work on the machine is done. "" does not wait."""
+    until = time.monotonic() + limit_s
+    while path and not Path(path).exists() and time.monotonic() < until:
+        time.sleep(0.2)
 
 
 @contextlib.contextmanager

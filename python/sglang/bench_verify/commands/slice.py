@@ -7,14 +7,14 @@ import dataclasses
 import tempfile
 
 from sglang.bench_verify.environment import Rank, capture, under_load
-from sglang.bench_verify.progress import progress
+from sglang.bench_verify.progress import await_file, progress
 from sglang.bench_verify.rows import Results, Row
 from sglang.bench_verify.show import print_table, print_verdicts, slice_rows
 from sglang.bench_verify.slice import plan as plans
 from sglang.bench_verify.slice.derived import statistics_cost
 from sglang.bench_verify.slice.engines import EngineError, Fleet, SliceOptions
 from sglang.bench_verify.slice.shapes import find, rank_slice
-from sglang.bench_verify.verdict import verdicts
+from sglang.bench_verify.verdict import DEFAULT_RATES, verdicts
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -24,6 +24,19 @@ def numbers(text: str) -> tuple[int, ...]:
         part = part.strip().lower()
         found.append(int(part[:-1]) * 1024 if part.endswith("k") else int(part))
     return tuple(found)
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """``0.7,0.4`` as shares; raises ``argparse.ArgumentTypeError`` where they are none or grow with the position."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers") from None
+    if any(not 0 <= rate <= 1 for rate in found) or list(found) != sorted(found, reverse=True):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: each share lies between 0 and 1 and is no larger than the one before"
+        )
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,15 +51,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=numbers, default=(1024, 16384, 65536), help="for example 1k,16k,64k"
     )
     parser.add_argument("--batches", type=numbers, default=(1,))
+    parser.add_argument(
+        "--most-tokens",
+        type=numbers,
+        default=(0,),
+        help="leave out cases of more tokens, context times batch (default: none)",
+    )
+    parser.add_argument("--start-seconds", type=float, default=300.0, help="time limit of the start")
     parser.add_argument("--steps", type=numbers, default=(0, 2), help="draft steps, 0 to 4; 0 = plain decode")
     parser.add_argument("--variants", default="upstream,fork")
     parser.add_argument(
         "--upstream-package", default="", help="folder of a clean upstream sglang (default: topics off)"
     )
     parser.add_argument("--accept-length", type=float, default=2.0, help="simulated; 0 = real acceptance")
+    parser.add_argument(
+        "--accept-rates",
+        type=rates,
+        default=DEFAULT_RATES,
+        metavar="R1,R2,...",
+        help="share of cycles that keep draft 1, 2, ..., from which the best draft length follows (a real one is in "
+        "a server's spec_kept_by_position; default: %(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=3600.0, help="time limit of the measurements")
+    parser.add_argument(
+        "--start-when", default="", metavar="FILE", help="measure once this file exists (other work is done)"
+    )
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
@@ -73,7 +104,11 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         tokens=args.tokens,
         seconds=args.seconds,
+        most_tokens=args.most_tokens[0],
     )
+    if not plan.cases():
+        print("error: --most-tokens leaves no case; raise it or give smaller --contexts")
+        return 2
     options = SliceOptions(
         device=args.device,
         backend=args.backend,
@@ -81,12 +116,15 @@ def run(args: argparse.Namespace) -> int:
         pool_tokens=plans.pool_tokens(plan),
         max_batch=max(plan.batches),
         random_router=not args.dummy_router,
+        start_limit_s=args.start_seconds,
     )
     specs = plans.specs(plan, args.accept_length or None, args.upstream_package)
     results = Results(environments=[capture()])
     with tempfile.TemporaryDirectory() as scratch, progress("slice") as report:
         report(f"starting {len(specs)} engines", 0, 1)
         with Fleet(shape, specs, args.folder or scratch, options) as fleet:
+            print(f"{len(fleet.engines)} of {len(specs)} engines up", flush=True)
+            await_file(args.start_when, args.start_seconds)
             with under_load(results.environments[0]):
                 rows = plans.run(fleet, plan, args.machine, report)
             rows = [_with_state(fleet, row, results) for row in rows]
@@ -94,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     for row in [*rows, *statistics_cost(rows)]:
         results.add(row)
     print_table(f"{shape.name}, {shape.layers} layers, {shape.experts} experts", slice_rows(rows))
-    print_verdicts(verdicts(rows))
+    print_verdicts(verdicts(rows, args.accept_rates))
     for name, reason in failures.items():
         print(f"not measured: {name}: {reason}")
     if args.out:

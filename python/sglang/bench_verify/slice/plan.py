@@ -27,6 +27,8 @@ class SlicePlan:
         rounds: measurements of each case; every other round runs in reverse order.
         tokens: generated tokens a measurement.
         seconds: time limit of the measurements; cases that no longer fit are left out and named.
+        most_tokens: contexts times batch at most; larger cases are left out (0: no limit). What an engine can hold
+            is the largest case, so that many engines share a GPU only if no case is large.
     """
 
     contexts: tuple[int, ...] = (1024, 16384, 65536)
@@ -36,6 +38,12 @@ class SlicePlan:
     rounds: int = 3
     tokens: int = 128
     seconds: float = 3600.0
+    most_tokens: int = 0
+
+    def cases(self) -> list[tuple[int, int]]:
+        """Pairs of context and batch, smallest batch first."""
+        pairs = [(context, batch) for batch in self.batches for context in self.contexts]
+        return [pair for pair in pairs if not self.most_tokens or pair[0] * pair[1] <= self.most_tokens]
 
 
 def specs(plan: SlicePlan, accept_length: float | None, upstream_package: str = "") -> list[EngineSpec]:
@@ -60,12 +68,12 @@ def specs(plan: SlicePlan, accept_length: float | None, upstream_package: str = 
 
 def pool_tokens(plan: SlicePlan) -> int:
     """KV pool that holds the largest case, with room for what is generated."""
-    return max(c * b for c in plan.contexts for b in plan.batches) + max(plan.batches) * (plan.tokens + 1024)
+    return max(context * batch for context, batch in plan.cases()) + max(plan.batches) * (plan.tokens + 1024)
 
 
 def run(fleet: Fleet, plan: SlicePlan, machine: str, report: Report | None = None) -> list[Row]:
     """Measure every case of the plan; one row a case and engine."""
-    cases = [(context, batch) for batch in plan.batches for context in plan.contexts]
+    cases = plan.cases()
     deadline = time.monotonic() + plan.seconds
     rows: list[Row] = []
     for index, (context, batch) in enumerate(cases):
