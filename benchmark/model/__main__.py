@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sglang.bench_verify.headline import collect
 
+from benchmark.model import pages
 from benchmark.model.check import (
     FIELD_ODD_VERIFY_MS,
     Comparison,
@@ -16,6 +17,7 @@ from benchmark.model.check import (
     mean_context,
     row_comparisons,
     slice_comparisons,
+    what_would_explain_it,
 )
 from benchmark.model.constants import table
 from benchmark.model.predict import PATHS, UPSTREAM, kimi, predict
@@ -31,11 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--repeat", type=float, default=0.0, help="excess chance that neighbours share an expert"
     )
+    parser.add_argument(
+        "--write", default="", metavar="FILE", help="put the table of predictions into this page"
+    )
     parser.add_argument("--results", default="benchmark/results", help="rows to compare with")
     args = parser.parse_args(argv)
     if args.constants:
         for name, constant in table():
             print(f"{name:26} {constant.value:12.4g} {constant.unit:6} {constant.kind:9} {constant.source}")
+        return 0
+    if args.write:
+        page = Path(args.write)
+        page.write_text(pages.update(page.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
     worst = validation()
     committed_rows(args.results)
@@ -72,6 +81,10 @@ def field_report() -> None:
     guess = predict(kimi("rtxpro6000x8"), UPSTREAM, mean_context())
     print("  the verify is " + ", ".join(f"{name} {ms:.1f}" for name, ms in guess.verify_parts_ms.items()))
     print(
+        "  one part alone would explain the rest if it took: "
+        + ", ".join(f"{one.part} x{one.factor:.2f}" for one in what_would_explain_it()[:4])
+    )
+    print(
         f"  a verify of {FIELD_ODD_VERIFY_MS:.0f} ms, seen once and not reproducible, is that of a mean context of {context_of_verify(FIELD_ODD_VERIFY_MS)} tokens"
     )
 
@@ -96,6 +109,7 @@ def print_comparison(item: Comparison) -> None:
     """One line."""
     print(
         f"  {item.name:44} predicted {item.predicted:8.3f}  measured {item.measured:8.3f}  {100 * item.error:+5.1f}%"
+        + ("  (waited for the host)" if item.waited else "")
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from sglang.bench_verify.rows import Row
 
-from benchmark.model.predict import FORK_ATTENTION, UPSTREAM, kimi, predict, reference_slice
+from benchmark.model import constants as c
+from benchmark.model.predict import FORK, FORK_ATTENTION, UPSTREAM, Path, kimi, predict, reference_slice
 
 # Upstream 0.5.17 on one H200, batch 1, bf16 KV, dummy routing. Totals of two runs on different machines: their
 # difference at 1k (6.015 and 5.079 ms) is host time, which the first machine had less of to hide.
@@ -25,6 +26,9 @@ MEASURED_PHASES_MS = {
     ("draft_extend", 65536): 4.7641,
 }
 GENERATED = 70
+DRAFT_CALLS = 'count.verify_attention_calls{mode="draft_extend",path="fork"}'
+# A gap between cycles above this share of them: the device waits for the host.
+WAIT = 0.01
 
 FIELD_PROMPT, FIELD_OUTPUT = 32, 2048
 FIELD_DECODE_MS, FIELD_VERIFY_MS, FIELD_ODD_VERIFY_MS = 12.15, 29.0, 19.0
@@ -32,11 +36,12 @@ FIELD_DECODE_MS, FIELD_VERIFY_MS, FIELD_ODD_VERIFY_MS = 12.15, 29.0, 19.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure: predicted and measured."""
+    """One figure: predicted and measured; ``waited`` where the device waited for the host in it."""
 
     name: str
     predicted: float
     measured: float
+    waited: bool = False
 
     @property
     def error(self) -> float:
@@ -62,9 +67,11 @@ def slice_comparisons() -> list[Comparison]:
 
 
 def row_comparisons(rows: Iterable[Row]) -> list[Comparison]:
-    """Fork and upstream rows of a slice against the model: what a cycle and its verify took.
+    """Fork and upstream rows of a slice against the model: decode, cycle, and the phases of a cycle.
 
-    Phases that wait for the host are not compared one by one; the cycle is.
+    How fast the host is differs from machine to machine and is no prediction: a row's own launch time goes in. Where the
+    device waited for that host, the wait lies in whichever phase it fell in, so of such a row only the cycle and the
+    verify are compared.
     """
     found = []
     for row in rows:
@@ -74,16 +81,33 @@ def row_comparisons(rows: Iterable[Row]) -> list[Comparison]:
             continue
         if not isinstance(context, int) or (row.variant == "fork" and row.topics_off):
             continue
-        path = UPSTREAM if row.variant == "upstream" else FORK_ATTENTION
-        guess = predict(reference_slice(row.case.get("router") == "dummy"), path, context + GENERATED)
+        path = _path(row)
+        launch = row.phases_ms.get("launch")
+        host = None if launch is None else 1e3 * launch * c.HOST_OVER_LAUNCH.value
+        guess = predict(
+            reference_slice(row.case.get("router") == "dummy"), path, context + GENERATED, host_us=host
+        )
         name = f"{row.variant}, {row.case.get('router')} router, %s at {context}"
         if row.case.get("draft_tokens") == 0 and "decode_ms" in row.metrics:
             found.append(Comparison(name % "decode", guess.decode_ms, row.metrics["decode_ms"].value))
         if row.case.get("draft_tokens") == 3 and "cycle_ms" in row.metrics:
-            found.append(Comparison(name % "cycle", guess.cycle_ms, row.metrics["cycle_ms"].value))
-            if "verify" in row.phases_ms:
-                found.append(Comparison(name % "verify", guess.phases_ms["verify"], row.phases_ms["verify"]))
+            cycle = row.metrics["cycle_ms"].value
+            found.append(Comparison(name % "cycle", guess.cycle_ms, cycle))
+            waits = row.phases_ms.get("host_gap", 0.0) > WAIT * cycle
+            phases = ("verify",) if waits else ("draft", "verify", "sample", "draft_extend")
+            for phase in phases:
+                if phase in row.phases_ms:
+                    found.append(
+                        Comparison(name % phase, guess.phases_ms[phase], row.phases_ms[phase], waits)
+                    )
     return found
+
+
+def _path(row: Row) -> Path:
+    """Which attention a row's engine ran; a draft's steps grow with the context as upstream's only in older trees."""
+    if row.variant == "upstream":
+        return UPSTREAM
+    return FORK if any(name.startswith(DRAFT_CALLS) for name in row.counters) else FORK_ATTENTION
 
 
 def mean_context(prompt: int = FIELD_PROMPT, output: int = FIELD_OUTPUT) -> int:
@@ -98,6 +122,23 @@ def field_comparisons() -> list[Comparison]:
         Comparison("field report: decode", guess.decode_ms, FIELD_DECODE_MS),
         Comparison("field report: verify of 3", guess.phases_ms["verify"], FIELD_VERIFY_MS),
     ]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """How much longer one part of the predicted verify would have to take to give the reported one."""
+
+    part: str
+    predicted_ms: float
+    factor: float
+
+
+def what_would_explain_it() -> list[Remedy]:
+    """The parts of the field report's verify, each with the factor that would close the gap alone, likeliest first."""
+    guess = predict(kimi("rtxpro6000x8"), UPSTREAM, mean_context())
+    missing = FIELD_VERIFY_MS - guess.phases_ms["verify"]
+    found = [Remedy(name, ms, 1.0 + missing / ms) for name, ms in guess.verify_parts_ms.items() if ms > 0]
+    return sorted(found, key=lambda remedy: remedy.factor)
 
 
 def context_of_verify(target_ms: float) -> int:

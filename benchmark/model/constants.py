@@ -72,18 +72,15 @@ KERNELS_OF_SAMPLING = Constant(
 )
 
 # --- attention of a layer: fixed us, and us for 1,000 tokens of context ------------------------------
-H200_DECODE_FIXED_US = Constant(
+# Upstream's split decode is no line in the context: with more tokens it takes more splits, up to its limit, and the time a
+# token falls (2.4, 1.2, 0.9 us a 1,000 tokens between these points).
+_DECODE_STEP = "slice decode with a dummy router, 1.840, 2.284, 2.972, 3.662 ms, over 12 layers, added to the point before"
+H200_DECODE_1K_US = Constant(
     25.2, "us", "measured", "slice profile: split stage 6.2 us and merge 19 us at 1k"
 )
-H200_DECODE_PER_K_US = Constant(
-    1.48, "us", "measured", "slice decode 1.905, 2.286, 3.030 ms at 1k, 16k, 64k over 12 layers"
-)
-RTX_DECODE_PER_K_US = Constant(
-    1.48 * 1980 / 2320,
-    "us",
-    "assumed",
-    "the H200 slope by the ratio of clocks: at 0.77 TB/s it is not bandwidth that limits it",
-)
+H200_DECODE_16K_US = Constant(25.2 + 444 / 12, "us", "measured", _DECODE_STEP)
+H200_DECODE_64K_US = Constant(62.2 + 688 / 12, "us", "measured", _DECODE_STEP)
+H200_DECODE_128K_US = Constant(119.5 + 690 / 12, "us", "measured", _DECODE_STEP)
 H200_SERIAL_FIXED_US = Constant(
     10.0, "us", "measured", "slice profile: 218 us a call at 1.1k, less the slope below"
 )
@@ -140,6 +137,21 @@ HOST_CYCLE_US = Constant(
     "us",
     "measured",
     "slice: cycle of 3.11 ms with 2.12 ms busy, upstream's scheduler and worker on the host, 3 graphs",
+)
+HOST_OVER_LAUNCH = Constant(
+    1.43,
+    "ratio",
+    "measured",
+    "cycle over launch time of the fork's six slice rows that wait for the host, two machines: 1.41 to 1.51",
+)
+SAMPLE_US = Constant(
+    45, "us", "measured", "slice phases, upstream: accept and sample take 0.044 to 0.045 ms at every context"
+)
+SAMPLE_FORK_US = Constant(
+    58,
+    "us",
+    "measured",
+    "slice phases, the fork with a random router: 0.058 to 0.062 ms; it also looks for NaN",
 )
 HOST_DECODE_US = Constant(
     1600, "us", "measured", "slice: decode of 1.67 ms with 1.63 ms busy; the host is not slower than that"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from benchmark.model import constants as c
 
@@ -17,6 +18,29 @@ class Curve:
     def us(self, units: float) -> float:
         """Microseconds."""
         return self.fixed + self.per_unit * units
+
+
+@dataclass(frozen=True)
+class Knots:
+    """Measured points of a curve that is no line, straight between them and behind the last one.
+
+    Attributes:
+        points: (units, us), ascending; before the first the figure is that of the first.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def us(self, units: float) -> float:
+        """Microseconds."""
+        if units <= self.points[0][0]:
+            return self.points[0][1]
+        pieces = list(pairwise(self.points))
+        (left, low), (right, high) = next((p for p in pieces if units <= p[1][0]), pieces[-1])
+        return low + (high - low) * (units - left) / (right - left)
+
+    def scaled(self, factor: float) -> Knots:
+        """The same curve on a machine that takes ``factor`` times as long."""
+        return Knots(tuple((units, us * factor) for units, us in self.points))
 
 
 @dataclass(frozen=True)
@@ -38,7 +62,7 @@ class Machine:
     ranks: int
     bandwidth: float
     kernel_us: float
-    decode_attention: Curve
+    decode_attention: Curve | Knots
     serial_verify: Curve
     split_verify: Curve
     draft_decode: Curve
@@ -48,12 +72,20 @@ class Machine:
     fused: Curve
 
 
+_DECODE = Knots(
+    (
+        (1.1, c.H200_DECODE_1K_US.value),
+        (16.5, c.H200_DECODE_16K_US.value),
+        (65.6, c.H200_DECODE_64K_US.value),
+        (131.1, c.H200_DECODE_128K_US.value),
+    )
+)
 H200 = Machine(
     name="H200",
     ranks=1,
     bandwidth=c.H200_BANDWIDTH.value,
     kernel_us=c.H200_KERNEL_US.value,
-    decode_attention=Curve(c.H200_DECODE_FIXED_US.value, c.H200_DECODE_PER_K_US.value),
+    decode_attention=_DECODE,
     serial_verify=Curve(c.H200_SERIAL_FIXED_US.value, c.H200_SERIAL_PER_K_US.value),
     split_verify=Curve(c.H200_SPLIT_FIXED_US.value, c.H200_SPLIT_PER_K_US.value),
     draft_decode=Curve(c.H200_DRAFT_FIXED_US.value, c.H200_DRAFT_PER_K_US.value),
@@ -83,7 +115,8 @@ RTX_X8 = Machine(
     bandwidth=c.RTX_BANDWIDTH.value,
     kernel_us=c.RTX_KERNEL_US.value,
     # Fixed parts are latencies of the processor; the slope of a split kernel is bandwidth.
-    decode_attention=Curve(c.H200_DECODE_FIXED_US.value * _CLOCKS, c.RTX_DECODE_PER_K_US.value),
+    # Below 0.85 TB/s even at 128k: latency, not bandwidth, and so the clocks.
+    decode_attention=_DECODE.scaled(_CLOCKS),
     serial_verify=Curve(c.H200_SERIAL_FIXED_US.value * _CLOCKS, c.RTX_SERIAL_PER_K_US.value),
     split_verify=Curve(c.H200_SPLIT_FIXED_US.value * _CLOCKS, c.RTX_SPLIT_PER_K_US.value),
     draft_decode=Curve(c.H200_DRAFT_FIXED_US.value * _CLOCKS, c.H200_DRAFT_PER_K_US.value * _CLOCKS),

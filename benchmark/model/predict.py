@@ -76,12 +76,20 @@ def reference_slice(experts_of_a_token: bool = True) -> Deployment:
     return Deployment(shape, MACHINES["h200"], repeat=1.0 if experts_of_a_token else 0.0)
 
 
-def predict(deployment: Deployment, path: Path, context: int, drafted: int = 2, batch: int = 1) -> Prediction:
+def predict(
+    deployment: Deployment,
+    path: Path,
+    context: int,
+    drafted: int = 2,
+    batch: int = 1,
+    host_us: float | None = None,
+) -> Prediction:
     """Predict decode and cycle.
 
     Args:
         context: tokens before the new ones.
         drafted: draft tokens; a verify has one more.
+        host_us: what the host needs for a cycle, where that was measured; else the path's.
     """
     machine = deployment.machine
     reduce = machine.fused if path.fused_reduce else machine.nccl
@@ -100,10 +108,14 @@ def predict(deployment: Deployment, path: Path, context: int, drafted: int = 2, 
     phases = {
         "draft": ((drafted - 1) * total_ms(step, machine) if drafted > 1 else 0.0) + eager,
         "verify": total_ms(verify, machine) + eager,
+        "sample": (c.SAMPLE_FORK_US if path.split_verify else c.SAMPLE_US).value
+        * machine.kernel_us
+        / c.H200_KERNEL_US.value
+        / 1e3,
         "draft_extend": total_ms(extend, machine) + eager,
     }
     device = sum(phases.values()) + gap
-    phases["host_gap"] = gap + max(0.0, path.host_us / 1e3 - device)
+    phases["host_gap"] = gap + max(0.0, (path.host_us if host_us is None else host_us) / 1e3 - device)
     return Prediction(
         machine=machine.name,
         path=path.name,

@@ -79,6 +79,7 @@ def main() -> None:
         "graph_replays",
         "eager_passes",
         "phase_ms",
+        "launch_ms",
         "cycle_ms",
         "timed_cycles",
         "kept_length",

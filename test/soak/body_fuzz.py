@@ -185,13 +185,15 @@ def status(server: Asked, path: str, sent: Any) -> int:
 
 
 def statuses(start: Callable[[], AbstractContextManager[Asked]], sent: list[tuple[str, Any]]) -> list[int]:
-    """Statuses of all bodies; a server that ends is started again."""
+    """Statuses of all bodies; a server that ends is started again, and the body that ended it is told."""
     out: list[int] = []
     while len(out) < len(sent):
         with start() as server:
             for path, each in sent[len(out) :]:
                 out.append(status(server, path, each))
                 if out[-1] == 0:
+                    print(f"{len(out)} of {len(sent)}: ended by {path} {json.dumps(each)}", file=sys.stderr)
+                    print(server.log_tail(12), file=sys.stderr, flush=True)
                     break
     return out
 
