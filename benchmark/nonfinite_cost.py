@@ -38,8 +38,8 @@ def works(batch: int, vocabulary: int) -> dict[str, Work]:
     accepted = torch.arange(3 * batch, device="cuda", dtype=torch.int32).view(batch, 3)
     return {
         "decode": lambda: row_maxima(one, level=False),
-        "decode and level": lambda: row_maxima(one, level=True),
-        "decode and level, plain operators": lambda: plain_operators(one),
+        "decode-level": lambda: row_maxima(one, level=True),
+        "decode-level-operators": lambda: plain_operators(one),
         "verify": lambda: good_run(three, accepted),
     }
 

@@ -8,7 +8,7 @@ from sglang.bench_verify.slice.shapes import Shape
 from sglang.bench_verify.slice.union import correlated_union
 
 from benchmark.model import constants as c
-from benchmark.model.hardware import Curve, Machine
+from benchmark.model.hardware import Curve, Knots, Machine
 
 BF16 = 2.0
 # INT4 weights in groups of 32 with one bf16 scale each.
@@ -90,7 +90,7 @@ def kernels_per_layer(deployment: Deployment, tokens: int) -> dict[str, float]:
 
 
 def forward(
-    deployment: Deployment, tokens: int, context: int, attention: Curve, reduce: Curve, batch: int = 1
+    deployment: Deployment, tokens: int, context: int, attention: Curve | Knots, reduce: Curve, batch: int = 1
 ) -> list[Part]:
     """One pass of the target over ``tokens`` tokens of each of ``batch`` requests with ``context`` tokens before them."""
     shape, ranks = deployment.shape, deployment.ranks
@@ -149,7 +149,7 @@ def forward(
     return parts
 
 
-def batch_attention(attention: Curve, context: int, batch: int) -> float:
+def batch_attention(attention: Curve | Knots, context: int, batch: int) -> float:
     """Attention of one layer: requests of a batch share the fixed part and add up their contexts."""
     return attention.us(batch * context / 1000.0)
 

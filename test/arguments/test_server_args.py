@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import copy
 import json
 import logging
 import pickle

@@ -94,3 +94,27 @@ def test_an_unknown_table_is_named() -> None:
 def test_the_repository_headline_follows_from_its_rows() -> None:
     directory = Path(__file__).resolve().parents[2] / "benchmark" / "results"
     assert headline.load(directory) == headline.build(headline.collect(directory))
+
+
+def test_draft_lengths_are_a_series_of_their_own(tmp_path: Path) -> None:
+    results = Results([Environment()])
+    for width, ms in ((0, 2.0), (2, 2.4), (3, 2.9), (5, 4.0)):
+        name = "cycle_ms" if width else "decode_ms"
+        case = {
+            "context": 1024,
+            "batch": 4,
+            "draft_tokens": width,
+            "router": "random",
+            "series": "draft-lengths",
+        }
+        results.add(Row("slice", "h200", "fork", case, {name: Metric(ms, "ms")}))
+    results.save(tmp_path / "rows.json")
+    headline.write(tmp_path)
+    figures = headline.load(tmp_path)
+    assert set(figures) == {
+        "h200.draft_length.decode_ms.1k.b4",
+        *(f"h200.draft_length.cycle_ms.1k.b4.d{width}" for width in (2, 3, 5)),
+    }
+    # 1 + 0.64 kept at 2.4 ms, 2.0 at 2.9, 2.31 at 4.0, against one token in 2.0.
+    line = "| h200 | 1k | 4 | 2 | 2.4 (1.20x) | 2.9 (1.45x) | - | 4 (2.00x) | 2 (1.38x) |"
+    assert line in tables.draft_length_table(figures)

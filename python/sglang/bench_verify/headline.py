@@ -46,6 +46,8 @@ class Rule:
     unless: Mapping[str, Scalar] = field(default_factory=dict)
 
 
+# Every draft length at several batches: engines of their own, compared among themselves only.
+DRAFT_LENGTHS = {"series": "draft-lengths"}
 # A slice with noise for router logits reads the experts of three tokens in a verify, one without those of one:
 # two series of figures, never mixed in one row of a table.
 RANDOM_ROUTER = {"router": "random"}
@@ -72,8 +74,17 @@ def _slice_rules(series: str, where: Mapping[str, Scalar], unless: Mapping[str, 
 
 
 RULES = (
-    *_slice_rules("slice", {}, RANDOM_ROUTER),
-    *_slice_rules("slice_random_router", RANDOM_ROUTER, {}),
+    *_slice_rules("slice", {}, {**RANDOM_ROUTER, **DRAFT_LENGTHS}),
+    *_slice_rules("slice_random_router", RANDOM_ROUTER, DRAFT_LENGTHS),
+    Rule("{machine}.draft_length.decode_ms.{context}.b{batch}", "slice", "decode_ms", DRAFT_LENGTHS),
+    Rule(
+        "{machine}.draft_length.cycle_ms.{context}.b{batch}.d{draft_tokens}",
+        "slice",
+        "cycle_ms",
+        DRAFT_LENGTHS,
+    ),
+    Rule("{machine}.nonfinite.device_us.{work}.b{batch}", "nonfinite_cost", "device_us"),
+    Rule("{machine}.nonfinite.host_us.{work}.b{batch}", "nonfinite_cost", "host_us"),
     Rule(
         "{machine}.slice.launches_outside_graphs", "profile", "launches_outside_graphs", {"draft_tokens": 3}
     ),
@@ -83,6 +94,7 @@ RULES = (
         "slice",
         "experts_per_layer",
         {"batch": 1, "draft_tokens": 3},
+        unless=DRAFT_LENGTHS,
     ),
     Rule("{machine}.mla_verify_us.{context}", "attention", "mla_verify_us", {"batch": 1, "tokens": 3}),
     Rule("{machine}.mla_decode_us.{context}", "attention", "mla_verify_us", {"batch": 1, "tokens": 1}),
@@ -101,6 +113,7 @@ RULES = (
         "{machine}.demo.baseline_tok_s", "demo_summary", "tok_s", {"draft_tokens": 0}, lower_is_better=False
     ),
     Rule("{machine}.stats.overhead_percent.{context}", "stats_cost", "overhead_percent"),
+    Rule("{machine}.stats.overhead_us.{context}", "stats_cost", "overhead_us"),
 )
 
 

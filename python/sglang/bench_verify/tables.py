@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sglang.bench_verify.verdict import DEFAULT_RATES
+from sglang.srt.speculative.stats.breakeven import best_drafted
+
 Headline = Mapping[str, Mapping[str, Any]]
 BLOCK = re.compile(r"(<!-- table: (?P<name>[a-z0-9-]+) -->\n)(?P<body>.*?)(<!-- /table -->)", re.DOTALL)
 CONTEXTS = ("1k", "16k", "64k", "128k")
@@ -118,12 +121,48 @@ def demo_table(headline: Headline) -> str:
     return _table(["figure (CPU, shipped model)", "value"], rows)
 
 
+def draft_length_table(headline: Headline) -> str:
+    """Cycle over decode by draft length, a row a context and batch; the best length at the rates of the verdict."""
+    rows = []
+    part = ".draft_length.decode_ms."
+    for name in (name for name in headline if part in name):
+        machine, _, place = name.partition(part)
+        context, _, batch = place.rpartition(".b")
+        decode = float(headline[name]["value"])
+        cycles = {
+            width - 1: float(headline[found]["value"])
+            for width in range(2, 6)
+            if (found := f"{machine}.draft_length.cycle_ms.{place}.d{width}") in headline
+        }
+        best, speedups = best_drafted(cycles, decode, DEFAULT_RATES)
+        cells = [f"{cycles[n]:g} ({cycles[n] / decode:.2f}x)" if n in cycles else "-" for n in range(1, 5)]
+        rows.append([machine, context, batch, f"{decode:g}", *cells, f"{best} ({speedups[best]:.2f}x)"])
+    return _table(
+        ["machine", "context", "batch", "decode ms", "1 draft: cycle ms (over decode)", "2", "3", "4", "best (faster by)"],
+        rows,
+    )  # fmt: skip
+
+
+def nonfinite_table(headline: Headline) -> str:
+    """What the look for NaN costs a step."""
+    rows = []
+    part = ".nonfinite.device_us."
+    for name in (name for name in headline if part in name):
+        machine, _, place = name.partition(part)
+        work, _, batch = place.rpartition(".b")
+        host = headline.get(f"{machine}.nonfinite.host_us.{place}")
+        rows.append([machine, work, batch, _cell(headline[name], "value"), _cell(host, "value")])
+    return _table(["machine", "work", "batch", "device, us", "host, us"], rows)
+
+
 TABLES: dict[str, Callable[[Headline], str]] = {
     "slice": slice_table,
     "slice-random-router": lambda headline: slice_table(headline, "slice_random_router"),
     "attention": attention_table,
     "headline": headline_table,
     "demo": demo_table,
+    "draft-lengths": draft_length_table,
+    "nonfinite": nonfinite_table,
 }
 
 

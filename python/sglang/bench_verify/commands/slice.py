@@ -88,6 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--machine", default="h200", help="short name of the machine, first part of headline names"
     )
     parser.add_argument(
+        "--series", default="", help="name of a series of figures of its own; draft-lengths has a table"
+    )
+    parser.add_argument(
         "--folder", default="", help="where the dummy models lie (default: a temporary folder)"
     )
     parser.add_argument("--out", default="", help="results file to write")
@@ -128,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
             with under_load(results.environments[0]):
                 rows = plans.run(fleet, plan, args.machine, report)
             rows = [_with_state(fleet, row, results) for row in rows]
+            if args.series:
+                rows = [dataclasses.replace(row, case={**row.case, "series": args.series}) for row in rows]
             failures = dict(fleet.failures)
     for row in [*rows, *statistics_cost(rows)]:
         results.add(row)
