@@ -32,7 +32,7 @@ from .marked_model import (
 from .pair import ask, findings
 from .servers import TARGET, eagle_server, plain_server
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 FLAGS = ("--tool-call-parser=kimi_k2", "--reasoning-parser=kimi_k2")
 END = 5
 SEEDS = range(4)
