@@ -26,7 +26,7 @@ MEASURED_PHASES_MS = {
     ("draft_extend", 65536): 4.7641,
 }
 GENERATED = 70
-DRAFT_CALLS = 'count.verify_attention_calls{mode="draft_extend",path="fork"}'
+STOCK_DRAFT = 'count.verify_attention_calls{mode="draft_decode",path="stock"}'
 # A gap between cycles above this share of them: the device waits for the host.
 WAIT = 0.01
 
@@ -107,7 +107,7 @@ def _path(row: Row) -> Path:
     """Which attention a row's engine ran; a draft's steps grow with the context as upstream's only in older trees."""
     if row.variant == "upstream":
         return UPSTREAM
-    return FORK if any(name.startswith(DRAFT_CALLS) for name in row.counters) else FORK_ATTENTION
+    return FORK_ATTENTION if STOCK_DRAFT in row.counters else FORK
 
 
 def mean_context(prompt: int = FIELD_PROMPT, output: int = FIELD_OUTPUT) -> int:
