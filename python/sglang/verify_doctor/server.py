@@ -14,6 +14,8 @@ from sglang.verify_doctor import registry
 from sglang.verify_doctor.findings import Finding, fault, note, ok, warning
 
 LIMIT_S = 20.0
+# Parts of the internal state that stand beside the statistics.
+BESIDE = ("verify_graph", "speculative_auto", "cycle_graph", "one_shot_all_reduce")
 # An operator's key, where the server asks for one.
 KEY_VARIABLE = "SGLANG_API_KEY"
 
@@ -43,7 +45,13 @@ def fetch(url: str) -> dict[str, Any]:
     states = content.get("internal_states") if isinstance(content, dict) else None
     if not isinstance(states, list):
         raise OSError("the answer holds no internal_states, so this is no server of this fork")
-    return {"states": [dict(state.get("spec_stats") or {}) for state in states if isinstance(state, dict)]}
+    return {"states": [_ours(state) for state in states if isinstance(state, dict)]}
+
+
+def _ours(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The statistics, with what other parts report beside them under their own names."""
+    found = dict(state.get("spec_stats") or {})
+    return found | {name: state[name] for name in BESIDE if name in state}
 
 
 def judge(content: Mapping[str, Any]) -> list[Finding]:

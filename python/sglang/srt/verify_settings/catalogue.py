@@ -128,3 +128,30 @@ def slips(environment: Mapping[str, str], nccl_names: Iterable[str]) -> dict[str
             if near is not None:
                 found[name] = near
     return found
+
+
+def markdown(prefixes: tuple[str, ...]) -> str:
+    """A table of the declared settings whose names begin with one of ``prefixes``, for docs/settings.md."""
+    lines = ["| variable | values | unset | meaning | read by |", "| --- | --- | --- | --- | --- |"]
+    for name, entry in sorted(declared().items()):
+        if name.startswith(prefixes):
+            cells = (f"`{name}`", _values(entry), entry.default or "-", entry.meaning, entry.reader)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _values(entry: Setting) -> str:
+    if entry.kind == "choice":
+        # The same word in upper and lower case is one choice.
+        return ", ".join(
+            dict.fromkeys(
+                choice.upper() if choice.islower() and choice.upper() in entry.choices else choice
+                for choice in entry.choices
+            )
+        )
+    words = {"flag": "0, 1", "int": "whole number", "float": "number", "list": "list"}.get(
+        entry.kind, entry.kind
+    )
+    if entry.least is not None and entry.most is not None:
+        return f"{words} {entry.least:g} to {entry.most:g}"
+    return f"{words} from {entry.least:g}" if entry.least is not None else words

@@ -7,7 +7,20 @@ import os
 from collections.abc import Mapping
 
 # Values that could hold a path of one machine or a secret are reported as set, not as what they are.
-HIDDEN = ("PATH", "DIR", "FILE", "HOME", "KEY", "TOKEN", "SECRET", "PASSWORD", "BASELINE", "WHEELS")
+HIDDEN = (
+    "PATH",
+    "DIR",
+    "FILE",
+    "HOME",
+    "KEY",
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "BASELINE",
+    "WHEELS",
+    "CACHE",
+    "TABLE",
+)
 SET = "(set)"
 # What reaches a rank's communication, its allocator or our own code.
 PREFIXES = (

@@ -163,3 +163,17 @@ def named(name: str) -> Profile:
     near = nearest(name, PROFILES, cutoff=0.6)
     hint = f"did you mean {near}? " if near else ""
     raise SettingError(f"{FLAG} {name} is no profile; {hint}There are {OFF}, {AUTO}, {', '.join(PROFILES)}")
+
+
+def markdown() -> str:
+    """A table of the profiles, for docs/settings.md."""
+    lines = ["| profile | for | sets | why | source |", "| --- | --- | --- | --- | --- |"]
+    for profile in PROFILES.values():
+        values = list(profile.values.items())
+        if not values:
+            lines.append(f"| `{profile.name}` | {profile.when} | nothing | NCCL's own choices stand | - |")
+            continue
+        text = "<br>".join(f"`{name}={entry.value}`" for name, entry in values)
+        first = values[0][1]
+        lines.append(f"| `{profile.name}` | {profile.when} | {text} | {first.reason} | {first.source} |")
+    return "\n".join(lines) + "\n"

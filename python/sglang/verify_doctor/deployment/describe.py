@@ -88,6 +88,19 @@ class Deployment:
         size = int(self.args.tp_size)
         return nvidia.farthest([row[:size] for row in paths[:size]])
 
+    @property
+    def graph_of_draft_extend(self) -> bool | None:
+        """Whether upstream captures draft extend for the draft's backend; None where that is not known."""
+        known = _EXTEND_CLASSES.get(self._extend_name)
+        return known in graph_classes() if known else None
+
+    @property
+    def _extend_name(self) -> str:
+        backend, _ = draft_backend(self.args, "draft_extend")
+        return (
+            f"{backend} MLA" if backend == "flashinfer" and self.draft and self.draft.latent else str(backend)
+        )
+
     @classmethod
     def of(cls, args: Any, gpu: Machine | None, facts: Mapping[str, Any]) -> Deployment:
         """Read both configurations through upstream's own ``ModelConfig``."""
@@ -351,13 +364,11 @@ def _graphs(it: Deployment) -> list[Row]:
         )
     ]
     if it.args.speculative_algorithm:
-        backend, _ = draft_backend(it.args, "draft_extend")
-        name = f"{backend} MLA" if backend == "flashinfer" and it.draft and it.draft.latent else str(backend)
-        known = _EXTEND_CLASSES.get(name)
-        graph = known in graph_classes() if known else None
+        graph = it.graph_of_draft_extend
         what = {True: "captured", False: "eager", None: "not known"}[graph]
+        named = _EXTEND_CLASSES.get(it._extend_name, it._extend_name)
         found.append(
-            ("graphs, draft extend", what, f"upstream's gate {'names' if graph else 'lacks'} {known or name}")
+            ("graphs, draft extend", what, f"upstream's gate {'names' if graph else 'lacks'} {named}")
         )
     prefill = it.args.cuda_graph_config.prefill
     found.append(
