@@ -35,6 +35,10 @@ class EagerGraphs:
         """Any batch size runs."""
         return batch
 
+    def current(self, worker: Any) -> bool:
+        """Nothing is captured."""
+        return True
+
     def launch(self, rows: torch.Tensor, simulated: int = 0, sampling: Any = None) -> Any:
         """One cycle, eagerly."""
         from sglang.srt.speculative.cycle_graph import program, steps

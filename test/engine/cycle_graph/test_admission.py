@@ -41,6 +41,7 @@ SERVER = (
 BATCH = (
     ({"decode": False}, "not a decode step"),
     ({"size": 0}, "an idle step"),
+    ({"captured_anew": True}, "the passes were captured anew"),
     ({"captured": 0}, "no captured batch size holds the batch"),
     ({"relayed": False}, "inputs do not come from the relay"),
     ({"grammar": True}, "a request has a grammar"),

@@ -14,6 +14,7 @@ from sglang.srt.speculative.cycle_graph import hooks, kernels, steps
 from sglang.srt.speculative.cycle_graph.buffers import RING
 from sglang.srt.speculative.cycle_graph.driver import GraphError, add_child
 from sglang.srt.speculative.cycle_graph.graphs import CycleGraphs, Entry, Launched
+from sglang.srt.speculative.cycle_graph.wiring import Runners
 
 
 class Event:
@@ -88,6 +89,18 @@ def test_sizes() -> None:
     assert [padded.size_for(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, 0]
     assert [exact.size_for(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 0, 4, 0]
     assert CycleGraphs(3, False).size_for(1) == 0
+
+
+def test_passes_captured_anew_are_noticed() -> None:
+    def worker(verify: object) -> Any:
+        return SimpleNamespace(
+            draft_worker=SimpleNamespace(cuda_graph_runner=1, cuda_graph_runner_for_draft_extend=2),
+            target_worker=SimpleNamespace(model_runner=SimpleNamespace(decode_cuda_graph_runner=verify)),
+        )
+
+    first, second = object(), object()
+    graphs = CycleGraphs(3, False, Runners.of(worker(first)))
+    assert graphs.current(worker(first)) and not graphs.current(worker(second))
 
 
 def test_results_of_two_cycles_in_flight_do_not_overwrite_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

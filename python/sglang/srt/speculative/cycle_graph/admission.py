@@ -103,12 +103,14 @@ class BatchFacts:
         size: requests.
         captured: a captured batch size that holds them, 0 if none does.
         larger_greedy: there is one, but not for sampled batches.
+        captured_anew: the passes were captured again after the cycle was.
         stock_attention: a pass whose graph of that size holds a stock attention kernel, which is prepared outside.
     """
 
     size: int = 1
     captured: int = 1
     larger_greedy: bool = False
+    captured_anew: bool = False
     decode: bool = True
     relayed: bool = True
     seeded: bool = False
@@ -128,6 +130,7 @@ def admit(facts: BatchFacts) -> Admission:
     tests = (
         (not facts.decode, "not a decode step"),
         (facts.size == 0, "an idle step"),
+        (facts.captured_anew, "the passes were captured anew"),
         (facts.captured == 0 and facts.larger_greedy, "no graph for a sampled batch of this size"),
         (facts.captured == 0, "no captured batch size holds the batch"),
         (not facts.relayed, "inputs do not come from the relay"),

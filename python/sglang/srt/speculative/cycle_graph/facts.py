@@ -99,6 +99,7 @@ def batch_facts(batch: Any, graphs: CycleGraphs, worker: Any, *, relayed: bool) 
     return BatchFacts(
         size=size,
         captured=captured,
+        captured_anew=not graphs.current(worker),
         larger_greedy=drawn and graphs.size_for(size) > 0,
         decode=batch.forward_mode.is_decode(),
         relayed=relayed and getattr(batch.spec_info, "future_indices", None) is not None,

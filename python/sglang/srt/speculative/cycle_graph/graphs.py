@@ -82,9 +82,10 @@ class Launched:
 class CycleGraphs:
     """The parent graphs of one worker, by whether rows are drawn and by batch size."""
 
-    def __init__(self, width: int, exact: bool) -> None:
+    def __init__(self, width: int, exact: bool, runners: Runners | None = None) -> None:
         self.width = width
         self.exact = exact
+        self._runners = runners
         self.entries: dict[tuple[bool, int], Entry] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}
         self._turn = 0
@@ -106,6 +107,10 @@ class CycleGraphs:
         sizes = self._sizes[drawn]
         place = bisect.bisect_left(sizes, batch)
         return sizes[place] if place < len(sizes) else 0
+
+    def current(self, worker: Any) -> bool:
+        """Whether the worker's passes are still those that the parents hold: a server may capture them anew."""
+        return self._runners is None or self._runners.same(Runners.of(worker))
 
     def launch(self, rows: torch.Tensor, simulated: int = 0, sampling: Any = None) -> Launched:
         """Run one cycle for the requests at ``rows`` (int [n] on the device) on the current stream.
@@ -159,13 +164,16 @@ def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
     begin, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
     relay = prepare_relay(future_map, runners.draft.buffers.hidden_states[:1])
     table = runner.req_to_token_pool.req_to_token
-    graphs = CycleGraphs(int(runners.verify.captured_req_width), bool(runners.verify.disable_padding))
+    graphs = CycleGraphs(
+        int(runners.verify.captured_req_width), bool(runners.verify.disable_padding), runners
+    )
     pool = get_or_create_global_graph_memory_pool(torch.cuda)
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    vocabulary = int(runner.model_config.vocab_size)
+    vocabulary, ranks = int(runner.model_config.vocab_size), int(runner.ps.tp_size)
     for drawn in (False, True):
         for batch in reversed(runners.batches()):
-            if drawn and not sampled.fits(batch, graphs.width, vocabulary):
+            # Several ranks would have to agree on the draw inside the graph, which has not been tried.
+            if drawn and (ranks > 1 or not sampled.fits(batch, graphs.width, vocabulary)):
                 continue
             buffers = wire(runners, batch, relay, table, real_tokens=real_tokens, drawn=drawn)
             children = tuple(runners.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]

@@ -3,7 +3,7 @@
 The same rule as in ``semantics``: a row's token is drawn from the target's filtered distribution, and a draft is kept
 where it equals the draw (docs/sampling.md). The draw inverts the distribution function at a uniform variate, which the
 step before the graph's launch makes possible without any state of the host inside the graph: ``coins`` hashes a
-counter that all ranks share, the row and nothing else.
+counter of cycles and the row, and nothing else.
 """
 
 from __future__ import annotations
@@ -84,15 +84,11 @@ def choose(
 
 
 def draw_rows(buffers: CycleBuffers) -> None:
-    """Choices and maxima of all rows into the scratch that the accept step reads; ranks agree on rank 0's draw."""
+    """Choices and maxima of all rows into the scratch that the accept step reads."""
     assert buffers.sampling is not None
     logits = buffers.verify.logits
     counter = buffers.control.state[COUNTER : COUNTER + 1]
     chosen, maxima = choose(logits, buffers.sampling, coins(counter, logits.shape[0]))
-    if logits.is_cuda:
-        from sglang.srt.speculative.semantics.sampling_hooks import _agree_across_ranks
-
-        _agree_across_ranks(chosen)
     buffers.scratch.maxima[:, 0] = maxima
     buffers.scratch.indices[:, 0] = chosen.to(torch.int32)
     buffers.extend.hidden.copy_(buffers.verify.hidden)

@@ -43,6 +43,11 @@ class Runners:
         named = {"draft": self.draft, "verify": self.verify, "draft_extend": self.extend}
         return {name: runner for name, runner in named.items() if hasattr(runner, "backend")}
 
+    def same(self, other: Runners) -> bool:
+        """Whether all three are the same objects."""
+        mine, theirs = (self.draft, self.verify, self.extend), (other.draft, other.verify, other.extend)
+        return all(a is b for a, b in zip(mine, theirs, strict=True))
+
     def captured(self, name: str, batch: int) -> tuple[Any, Any] | None:
         """Graph and output of a pass at one batch size."""
         runner = self.present().get(name)
@@ -113,6 +118,8 @@ def wire(
         runners.captured(name, batch)[1]  # type: ignore[index]
         for name in ("draft", "verify", "draft_extend")
     )
+    if verified.customized_info is not None:
+        raise ValueError("the target returns customized_info, which a cycle does not carry to the host")
     d, v, e = runners.draft.buffers, runners.verify.buffers, runners.extend.buffers
     draft = DraftInputs(
         rows=d.req_pool_indices[:batch],
