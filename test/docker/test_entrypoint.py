@@ -115,7 +115,7 @@ def test_doctor_then_server_with_the_port_of_the_health_check(stage: Stage) -> N
     status, output = stage.run("--config", "r.yaml", "--port", "1", PORT="30123", FAST_VERIFY_SERVING="gpu")
     assert status == 0, output
     assert stage.played == [
-        "-m sglang.verify_doctor --serving gpu",
+        "-m sglang.verify_doctor --serving gpu --config r.yaml --port 1",
         "-m sglang.launch_server --config r.yaml --port 1 --host 0.0.0.0 --port 30123",
     ]
 
