@@ -16,9 +16,8 @@ from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
 from sglang.srt.speculative.semantics.nonfinite import good_run, is_bad, row_maxima
 
-# Where a verify's result carries the good tokens of each request to the host.
+# Where a verify's result carries the good tokens of each request, on the device until its results are copied.
 GOOD_TOKENS = "run_good_tokens"
-_GOOD = "run_good_tokens"
 _MAXIMA = "run_row_maxima"
 _BAD = "run_bad_rows"
 
@@ -29,9 +28,7 @@ def verify(
     """Around the verify's sampler: look at the rows after masks, bias and processors had their turn."""
     outcome = original(verify_input, batch, logits_output, grammar_mask)
     if not batch.forward_mode.is_idle():
-        good = good_run(logits_output.next_token_logits, outcome[2])
-        setattr(logits_output, GOOD_TOKENS, _to_host(good))
-        setattr(logits_output, _GOOD, good_run(logits_output.next_token_logits, outcome[2]))
+        setattr(logits_output, GOOD_TOKENS, good_run(logits_output.next_token_logits, outcome[2]))
     return outcome
 
 
@@ -65,7 +62,7 @@ def sample(
 
 def copy_to_host(original: Callable[..., None], result: Any, *args: Any, **kwargs: Any) -> None:
     """Around the copy of a step's results: what tells bad rows goes along, and is there once ``copy_done`` is."""
-    for name in (_GOOD, _MAXIMA):
+    for name in (GOOD_TOKENS, _MAXIMA):
         told = getattr(result.logits_output, name, None)
         if told is not None:
             setattr(result.logits_output, name, _to_host(told))
