@@ -14,14 +14,16 @@ import os
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
-import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from sglang.bench_verify.environment import capture
+from sglang.bench_verify.rows import Metric, Results, Row, Scalar
 from sglang.srt.distributed.one_shot.cuda import CudaKernels, open_local_kernels
 from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
 from sglang.srt.distributed.one_shot.protocol import Variant
@@ -32,11 +34,8 @@ CALLS, REPLAYS = 40, 60
 NOTE = "all ranks on one device: no link is crossed, says nothing of NVLink or PCIe"
 
 
-def microseconds(everyone: list[CudaKernels], call: Callable[[CudaKernels], Any]) -> tuple[float, float]:
-    """Median and 10th percentile of one call in us: graphs of 40 calls, one graph a rank, replayed together.
-
-    Where the machine runs other work at the same time, the 10th percentile is the one to look at.
-    """
+def microseconds(everyone: list[CudaKernels], call: Callable[[CudaKernels], Any]) -> list[float]:
+    """us of one call, one figure a replay: graphs of 40 calls, one graph a rank, replayed together."""
     device = torch.device("cuda", 0)
     streams = [torch.cuda.Stream(device) for _ in everyone]
     graphs = []
@@ -60,60 +59,73 @@ def microseconds(everyone: list[CudaKernels], call: Callable[[CudaKernels], Any]
         torch.cuda.synchronize()
         everyone[0].check()
         times.append(begin.elapsed_time(end) * 1e3 / CALLS)
-    times.sort()
-    return statistics.median(times), times[len(times) // 10]
+    return times
+
+
+def row(case: dict[str, Scalar], samples: Sequence[float]) -> Row:
+    """One case. Where other work shares the machine, the 10th percentile is the figure to look at."""
+    ordered = sorted(samples)
+    return Row(
+        bench="all_reduce_same_device",
+        machine="h200",
+        variant="fork",
+        case=case,
+        metrics={
+            "us": Metric(round(statistics.median(ordered), 3), "us"),
+            "us_p10": Metric(round(ordered[len(ordered) // 10], 3), "us"),
+        },
+        note=NOTE,
+    )
+
+
+def caller(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, variant: Variant, fused: bool
+) -> Callable[[CudaKernels], None]:
+    """One call of one rank, out of place so that every replay sees the same inputs."""
+    y, h = torch.empty_like(x), torch.empty_like(x)
+
+    def call(k: CudaKernels) -> None:
+        if fused:
+            k.all_reduce_rms_norm(
+                x[k.rank], residual[k.rank], weight, 1e-6, out=y[k.rank], residual_out=h[k.rank],
+                workspace="target", variant=variant, limit_s=10.0,
+            )  # fmt: skip
+        else:
+            k.all_reduce(x[k.rank], out=y[k.rank], workspace="target", variant=variant, limit_s=10.0)
+
+    return call
+
+
+def cases(everyone: list[CudaKernels], max_blocks: int) -> Iterator[tuple[dict[str, Scalar], list[float]]]:
+    """Every operation, variant and row count for these ranks."""
+    device, ranks = torch.device("cuda", 0), len(everyone)
+    for count in ROWS:
+        x = torch.randn(ranks, count, HIDDEN, device=device).bfloat16()
+        residual = torch.randn(count, HIDDEN, device=device).bfloat16().expand_as(x).contiguous()
+        weight = torch.randn(HIDDEN, device=device).bfloat16()
+        for variant, dependent, fused in product(Variant, (False, True), (False, True)):
+            for kernels in everyone:
+                kernels.dependent_launch = dependent
+            case: dict[str, Scalar] = {
+                "op": "all_reduce_rms_norm" if fused else "all_reduce", "method": variant.value,
+                "dependent_launch": dependent, "ranks": ranks, "max_blocks": max_blocks, "rows": count,
+                "hidden": HIDDEN, "dtype": "bfloat16",
+            }  # fmt: skip
+            yield case, microseconds(everyone, caller(x, residual, weight, variant, fused))
 
 
 def main(out: Path) -> None:
     """Measure every case and write rows."""
-    device = torch.device("cuda", 0)
-    rows: list[dict[str, Any]] = []
+    results = Results(environments=[capture(root=Path(__file__).resolve().parent)])
     for ranks, max_blocks in ((2, 48), (8, 8)):
         spec = WorkspaceSpec(64, 8192, max_blocks)
-        everyone = open_local_kernels(ranks, device, {"target": spec})
-        for count in ROWS:
-            x = torch.randn(ranks, count, HIDDEN, device=device).bfloat16()
-            residual = torch.randn(count, HIDDEN, device=device).bfloat16().expand_as(x).contiguous()
-            weight = torch.randn(HIDDEN, device=device).bfloat16()
-            y, h = torch.empty_like(x), torch.empty_like(x)
-            for variant in Variant:
-                for dependent in (False, True):
-                    for kernels in everyone:
-                        kernels.dependent_launch = dependent
-
-                    def plain(k: CudaKernels, variant: Variant = variant, x: Any = x, y: Any = y) -> None:
-                        k.all_reduce(
-                            x[k.rank], out=y[k.rank], workspace="target", variant=variant, limit_s=10.0
-                        )
-
-                    def fused(
-                        k: CudaKernels,
-                        variant: Variant = variant,
-                        x: Any = x,
-                        y: Any = y,
-                        h: Any = h,
-                        r: Any = residual,
-                        w: Any = weight,
-                    ) -> None:
-                        k.all_reduce_rms_norm(
-                            x[k.rank], r[k.rank], w, 1e-6, out=y[k.rank], residual_out=h[k.rank],
-                            workspace="target", variant=variant, limit_s=10.0,
-                        )  # fmt: skip
-
-                    for name, call in (("all_reduce", plain), ("all_reduce_rms_norm", fused)):
-                        median, low = microseconds(everyone, call)
-                        rows.append(
-                            {
-                                "op": name, "variant": variant.value, "dependent_launch": dependent,
-                                "ranks": ranks, "max_blocks": max_blocks, "rows": count, "hidden": HIDDEN,
-                                "dtype": "bfloat16", "us": round(median, 3), "us_p10": round(low, 3),
-                            }
-                        )  # fmt: skip
-                        print(rows[-1], flush=True)
+        everyone = open_local_kernels(ranks, torch.device("cuda", 0), {"target": spec})
+        for case, samples in cases(everyone, max_blocks):
+            results.add(row(case, samples))
+            print(case, results.rows[-1].metrics["us"].value, flush=True)
+            results.save(out)
         for kernels in everyone:
             kernels.close()
-    machine = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "note": NOTE}
-    out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,13 @@ def share(
         if not any(errors):
             return SharedBuffers(attempt, actual, pointers, undo)
         SharedBuffers(attempt, actual, pointers, undo).close()
-        failures += [f"{attempt.value}: rank {other}: {text}" for other, text in enumerate(errors) if text]
+        # What went wrong before handles were exchanged is known to all ranks, in the same words.
+        texts = dict.fromkeys(
+            text if text.startswith("rank ") else f"rank {other}: {text}"
+            for other, text in enumerate(errors)
+            if text
+        )
+        failures.append(f"{attempt.value}: {'; '.join(texts)}")
     raise SharingFailed("buffers cannot be shared: " + "; ".join(failures))
 
 
