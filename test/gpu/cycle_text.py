@@ -19,9 +19,13 @@ SPLIT: dict[str, Any] = {"logit_bias": {"5": 0.0}}
 def main() -> None:
     """Start the engine, generate, print."""
     import sglang
+    from sglang.srt.server_args import ServerArgs
 
     tokens = int(sys.argv[1])
+    # Where the break-even switch exists, it would mix plain steps in.
+    switch: dict[str, Any] = {"speculative_auto": "off"} if hasattr(ServerArgs, "speculative_auto") else {}
     engine = sglang.Engine(
+        **switch,
         model_path=str(MODELS / "nano"),
         dtype="bfloat16",
         attention_backend="triton",

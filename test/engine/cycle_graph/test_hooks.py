@@ -179,6 +179,23 @@ def test_a_failed_capture_leaves_the_server_on_three_graphs(monkeypatch: pytest.
     assert cycle_graphs is not None
 
 
+def step(device: str) -> tuple[Any, dict[str, int]]:
+    from sglang.fork import fallbacks
+
+    fallbacks.reset()
+    mode = SimpleNamespace(is_extend=lambda: False, is_idle=lambda: False, is_decode=lambda: True)
+    batch = SimpleNamespace(forward_mode=mode, is_extend_in_batch=False)
+    seen = hooks.cycle(lambda worker, batch, **kw: kw, SimpleNamespace(device=device), batch, on_publish="p")
+    counts = fallbacks.snapshot().get("cycle-graph", {})
+    fallbacks.reset()
+    return seen, counts
+
+
+def test_a_server_without_graphs_takes_upstreams_way_and_says_so_on_a_gpu() -> None:
+    for device, counts in (("cuda", {"the scheduler has not started": 1}), ("cpu", {})):
+        assert step(device) == ({"on_publish": "p", "grammar_barrier": None}, counts)
+
+
 def test_buffers_of_another_shape_are_refused() -> None:
     import dataclasses
 

@@ -124,7 +124,9 @@ class CycleGraphs:
         kernels.load(entry.buffers, rows, slot, simulated, self._turn & 0x7FFFFFFF)
         if drawn:
             kernels.load_sampling(entry.buffers, sampling)
+        begin = time.perf_counter()
         entry.graph.replay()
+        counters.add("cycle_graph_launch_seconds", time.perf_counter() - begin)
         results = entry.buffers.results
         return Launched(
             entry.buffers.batch,

@@ -35,7 +35,7 @@ def overlap_ready(original: Original, scheduler: Any, *args: Any, **kwargs: Any)
     admission, graphs = admit_server(server_facts(scheduler)), None
     if admission.ok:
         graphs, admission = _build(worker, scheduler.future_map)
-    if not admission.ok:
+    if not admission.ok and str(worker.device).startswith("cuda"):
         logger.info("cycle-graph: every cycle runs as three graphs: %s", admission.reason)
     setattr(worker, ATTRIBUTE, (graphs, admission))
 
@@ -76,7 +76,9 @@ def cycle(
         return original(worker, batch, on_publish=on_publish, grammar_barrier=grammar_barrier)
     admission = admission_of(worker, batch, on_publish)
     if not admission.ok:
-        fallbacks.record(PATH, admission.reason)
+        # A CPU has no graphs: nothing there is a fallback.
+        if str(worker.device).startswith("cuda") or graphs_of(worker)[0] is not None:
+            fallbacks.record(PATH, admission.reason)
         return original(worker, batch, on_publish=on_publish, grammar_barrier=grammar_barrier)
     graphs = graphs_of(worker)[0]
     assert graphs is not None
