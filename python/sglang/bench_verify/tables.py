@@ -125,7 +125,7 @@ def draft_length_table(headline: Headline) -> str:
     """Cycle over decode by draft length, a row a context and batch; the best length at the rates of the verdict."""
     rows = []
     part = ".draft_length.decode_ms."
-    for name in (name for name in headline if part in name):
+    for name in sorted((name for name in headline if part in name), key=_by_number):
         machine, _, place = name.partition(part)
         context, _, batch = place.rpartition(".b")
         decode = float(headline[name]["value"])
@@ -147,7 +147,7 @@ def nonfinite_table(headline: Headline) -> str:
     """What the look for NaN costs a step."""
     rows = []
     part = ".nonfinite.device_us."
-    for name in (name for name in headline if part in name):
+    for name in sorted((name for name in headline if part in name), key=_by_number):
         machine, _, place = name.partition(part)
         work, _, batch = place.rpartition(".b")
         host = headline.get(f"{machine}.nonfinite.host_us.{place}")
@@ -164,6 +164,11 @@ TABLES: dict[str, Callable[[Headline], str]] = {
     "draft-lengths": draft_length_table,
     "nonfinite": nonfinite_table,
 }
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Sort key by which 1k stands before 16k, and batch 8 before 32."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _machines(headline: Headline, part: str) -> list[str]:
