@@ -51,7 +51,7 @@ def step(original: Original, self: Any, batch: Any, on_publish: Any = None, **kw
         runtime.cut()
         return original(self, batch, on_publish=on_publish, **kwargs)
     if runtime.choose(batch) == PLAIN:
-        runtime.before_plain(batch)
+        runtime.before_plain(batch, on_publish)
         return timed_plain(self, runtime, batch, on_publish)
     runtime.before_cycle(batch, on_publish)
     return original(self, batch, on_publish=on_publish, **kwargs)
@@ -93,6 +93,8 @@ def resolve_tokens(original: Original, self: Any, result: Any, batch: Any) -> An
         runtime.settled(result)
         return tokens
     for request in live:
+        # Counted here and not at the launch: under overlap one more is launched after a request's end.
+        setattr(request, plain.STEPS, plain.plain_steps_of(request) + 1)
         request.spec_verify_ct -= 1
         histogram = request.spec_correct_drafts_histogram
         if histogram and histogram[0] > 0:

@@ -15,7 +15,7 @@ from sglang.srt.speculative.auto import catch_up
 from sglang.srt.speculative.auto.admission import PATH, BatchFacts, admit_batch
 from sglang.srt.speculative.auto.cells import PLAIN, SPECULATE
 from sglang.srt.speculative.auto.controller import Controller, Scripted
-from sglang.srt.speculative.auto.plain import STEPS, Stubs
+from sglang.srt.speculative.auto.plain import Stubs
 from sglang.srt.speculative.auto.rows import RowRing
 
 logger = logging.getLogger("sglang.fork.auto")
@@ -55,6 +55,7 @@ class Runtime:
         self.controller = controller
         self._last: tuple[str, int, int, float] | None = None
         self._draft_behind = False
+        self._relayed: tuple[bool, bool] | None = None
 
     # What happens in a step.
 
@@ -80,14 +81,18 @@ class Runtime:
         """What follows does not follow directly: a prefill lies between."""
         self._last = None
 
-    def before_plain(self, batch: Any) -> None:
+    def before_plain(self, batch: Any, on_publish: Any) -> None:
         """Book a plain step; rows that the ring could not hold any more are written first."""
+        relay = relay_of(on_publish)
+        if relay is not None and self._relayed is None:
+            # Draft inputs need not travel from plain step to plain step: three copies a step.
+            self._relayed = (relay.need_topk, relay.need_hidden_states)
+            relay.need_topk = relay.need_hidden_states = False
         owed = [int(getattr(request, OWED, 0)) for request in batch.reqs]
         if max(owed) >= self.ring.span:
             self._write(batch, owed)
         for request in batch.reqs:
             setattr(request, OWED, int(getattr(request, OWED, 0)) + 1)
-            setattr(request, STEPS, int(getattr(request, STEPS, 0)) + 1)
         self._draft_behind = True
 
     def before_cycle(self, batch: Any, on_publish: Any) -> None:
@@ -95,14 +100,13 @@ class Runtime:
         if not self._draft_behind:
             return
         self._draft_behind = False
-        owed = [int(getattr(request, OWED, 0)) for request in batch.reqs]
-        if not any(owed):
-            return
-        self._write(batch, owed)
+        self._write(batch, [int(getattr(request, OWED, 0)) for request in batch.reqs])
         with self._as_draft():
             catch_up.seed(self.worker, self.ring, self._table(), batch)
-        relay = getattr(getattr(on_publish, "func", None), "__self__", None)
-        if relay is not None:
+        relay = relay_of(on_publish)
+        if relay is not None and self._relayed is not None:
+            relay.need_topk, relay.need_hidden_states = self._relayed
+            self._relayed = None
             _stash(relay, batch)
 
     def after_prefill(self, batch: Any, result: Any) -> None:
@@ -238,6 +242,11 @@ def batch_facts(batch: Any) -> BatchFacts:
         processors=bool(info.has_custom_logit_processor),
         whole=all(getattr(request, WHOLE, False) for request in batch.reqs),
     )
+
+
+def relay_of(on_publish: Any) -> Any:
+    """The relay between steps that ``on_publish`` belongs to; None where steps hand over directly."""
+    return getattr(getattr(on_publish, "func", None), "__self__", None)
 
 
 def _stash(relay: Any, batch: Any) -> None:
