@@ -14,7 +14,7 @@ TOPIC = Topic(
     retire_when="upstream's adaptive speculation captures plain decode and chooses it by measured times",
     detect="with the topic off, a draft that accepts nothing decodes as fast as no draft at all",
     overlay=("sglang/srt/speculative/auto/",),
-    stacks_on=("run-end", "run-nonfinite", "nccl-settings", "verify-stats", "verify-graph"),
+    stacks_on=("run-end", "run-nonfinite", "cycle-graph", "nccl-settings", "verify-stats", "verify-graph"),
     edits=(
         AddField(
             file="sglang/srt/server_args.py",
