@@ -16,8 +16,12 @@ from sglang.srt.speculative.graph_policy.room import Room, estimate
 from sglang.srt.speculative.graph_policy.sizes import KindPlan
 
 
-def build(model_runner: Any) -> tuple[Any, str | None]:
+def build(model_runner: Any, reserved: int) -> tuple[Any, str | None]:
     """Capture plain decode beside verify: the graph runner, or None and why there is none.
+
+    Args:
+        model_runner: the target's.
+        reserved: bytes that the switch allocates beside the graphs.
 
     Raises:
         CaptureOutOfMemory: memory ran out although the estimate had fitted.
@@ -41,7 +45,7 @@ def build(model_runner: Any) -> tuple[Any, str | None]:
     facts = capture.model_facts(model_runner, "decode")
     # The workspace of verify is there and larger.
     facts = type(facts)(**{**vars(facts), "attention_row_bytes": 0})
-    room = Room(estimate(plan, facts), free())
+    room = Room(estimate(plan, facts), free(), reserved)
     if not room.fits:
         return None, room.text()
     with _as_plain(model_runner):

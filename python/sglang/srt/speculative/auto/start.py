@@ -62,23 +62,25 @@ def start(worker: Any) -> tuple[Runtime | None, str | None]:
     if reason is not None:
         return None, reason
     target = worker.target_worker.model_runner
+    slots, span, width, dtype = ring_shape(worker)
     captured = None
     if not str(worker.device).startswith("cpu"):
-        captured, reason = graphs.build(target)
+        captured, reason = graphs.build(target, slots * span * width * dtype.itemsize)
         if captured is None:
             return None, reason
-    return Runtime(worker, make_ring(worker), make_stubs(worker), captured, make_controller()), None
+    ring = RowRing(slots, span, width, dtype, worker.device)
+    return Runtime(worker, ring, make_stubs(worker), captured, make_controller()), None
 
 
-def make_ring(worker: Any) -> RowRing:
-    """Rows for every request slot of the worker."""
+def ring_shape(worker: Any) -> tuple[int, int, int, torch.dtype]:
+    """Request slots, rows a request, columns and dtype of the rows that wait for the draft."""
     from sglang.srt.speculative.eagle_utils import get_draft_input_from_target_hidden_dim
 
     runner = worker.draft_worker.draft_runner
     slots = int(worker.target_worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     width = int(get_draft_input_from_target_hidden_dim(runner))
     dtype: torch.dtype = runner.model_config.dtype
-    return RowRing(slots, span_for(slots, width, dtype.itemsize), width, dtype, worker.device)
+    return slots, span_for(slots, width, dtype.itemsize), width, dtype
 
 
 def make_stubs(worker: Any) -> Stubs:
