@@ -138,7 +138,9 @@ def row(
             metrics["kept_length"] = Metric(1.0 + drafts / verifies, "tokens")
             for position, rate in enumerate(position_rates(histogram, width - 1), 1):
                 metrics[f"kept_at_{position}"] = Metric(rate, "ratio")
-            notes.extend(histogram_faults(histogram, verifies, drafts, answer.tokens))
+            notes.extend(
+                histogram_faults(histogram, verifies, drafts, answer.tokens, plain_steps(before, after))
+            )
         cycle = sum(phases.values())
         if cycle > 0:
             metrics["cycle_ms"] = Metric(cycle, "ms")
@@ -165,6 +167,12 @@ def row(
         started=started,
         note="; ".join(notes),
     )
+
+
+def plain_steps(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+    """Steps between two readings in which a speculating server decoded plainly."""
+    key = 'spec_auto_steps{mode="plain"}'
+    return int(after.get("counters", {}).get(key, 0) - before.get("counters", {}).get(key, 0))
 
 
 def kept_histogram(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[int]:

@@ -84,12 +84,19 @@ def plain_server(folder: Path, *flags: str, off: str = "") -> Iterator[Asked]:
 
 
 @contextmanager
-def eagle_server(folder: Path, *flags: str, off: str = "", overlap: bool = False) -> Iterator[Asked]:
-    """EAGLE-3 with the plugin for scripted drafts; ``overlap`` schedules as GPU servers do."""
+def eagle_server(
+    folder: Path, *flags: str, off: str = "", overlap: bool = False, plugins: Sequence[str] = ()
+) -> Iterator[Asked]:
+    """EAGLE-3 with the plugin for scripted drafts; ``overlap`` schedules as GPU servers do.
+
+    ``plugins`` are further ones that the caller has installed into ``folder / "plugin"``.
+    """
     paths = install(folder / "plugin")
     if overlap:
         overlapped_cpu.install(folder / "plugin")
-    environment = _environment(paths, off) | {"SGLANG_PLUGINS": "forced_drafts,overlapped_cpu"}
+    environment = _environment(paths, off) | {
+        "SGLANG_PLUGINS": ",".join(["forced_drafts", "overlapped_cpu", *plugins])
+    }
     arguments = [*COMMON, *speculative_flags(DRAFT), *flags]
     with Asked(TARGET, folder / "eagle.log", arguments, environment=environment) as server:
         assert isinstance(server, Asked)

@@ -86,15 +86,16 @@ def estimate(plan: KindPlan, model: ModelFacts) -> Estimate:
 
 @dataclass(frozen=True)
 class Room:
-    """An estimate held against the free memory."""
+    """An estimate held against the free memory, of which ``reserved`` bytes are spoken for."""
 
     estimate: Estimate
     free: int
+    reserved: int = 0
 
     @property
     def fits(self) -> bool:
         """Whether the estimate fits."""
-        return self.estimate.total <= self.free
+        return self.estimate.total + self.reserved <= self.free
 
     def text(self) -> str:
         """One sentence, with the flags where it does not fit."""

@@ -78,12 +78,16 @@ def position_rates(counts: Sequence[int], width: int | None = None) -> list[floa
 
 
 def histogram_faults(
-    counts: Sequence[int], verify_count: int, drafts: int, completion_tokens: int | None = None
+    counts: Sequence[int],
+    verify_count: int,
+    drafts: int,
+    completion_tokens: int | None = None,
+    plain_steps: int = 0,
 ) -> list[str]:
     """Identities that an acceptance histogram must satisfy; the violated ones in words.
 
     sum(h) is the number of verifies, sum(i * h[i]) the number of draft tokens kept, and the answer is the
-    prefill's token, one bonus a verify and the drafts.
+    prefill's token, one bonus a verify, the drafts, and one token a plain step.
     """
     faults = []
     if sum(counts) != verify_count:
@@ -91,9 +95,11 @@ def histogram_faults(
     weighted = sum(index * count for index, count in enumerate(counts))
     if weighted != drafts:
         faults.append(f"the histogram holds {weighted} accepted drafts, the request reports {drafts}")
-    if completion_tokens is not None and completion_tokens != 1 + verify_count + drafts:
+    made = 1 + verify_count + drafts + plain_steps
+    if completion_tokens is not None and completion_tokens != made:
+        plain = f" + plain steps {plain_steps}" if plain_steps else ""
         faults.append(
-            f"{completion_tokens} completion tokens, but prefill 1 + verifies {verify_count} + drafts {drafts} "
-            f"make {1 + verify_count + drafts}"
+            f"{completion_tokens} completion tokens, but prefill 1 + verifies {verify_count} + drafts {drafts}"
+            f"{plain} make {made}"
         )
     return faults

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from sglang.fork import counters, fallbacks, report
+from sglang.srt.speculative.auto.plain import plain_steps_of
 from sglang.srt.speculative.stats import baseline as baselines
 from sglang.srt.speculative.stats import metrics, paths
 from sglang.srt.speculative.stats.accept import position_rates
@@ -39,7 +40,10 @@ def attach_summary(stats: Collector, req: Any, key: str) -> None:
         # A request shorter than the sampling interval had no timed cycle of its own.
         phases = stats.totals
     info = dict(req.customized_info or {})
-    info[key] = [None] * (length - 1) + [_summary(stats, phases, len(req.origin_input_ids) + length)]
+    summary = _summary(stats, phases, len(req.origin_input_ids) + length)
+    if plain := plain_steps_of(req):
+        summary["plain_steps"] = plain
+    info[key] = [None] * (length - 1) + [summary]
     req.customized_info = info
 
 
@@ -71,6 +75,10 @@ def unpack_summary(meta: dict[str, Any], key: str, width: int | None = None) -> 
             meta[key] = last
     histogram = meta.get("spec_correct_drafts_histogram")
     verifies = meta.get("spec_verify_ct")
+    summary = meta.get(key)
+    if verifies and isinstance(summary, dict) and summary.get("plain_steps"):
+        # Upstream divides all tokens by the verifies; those of plain steps had none.
+        meta["spec_accept_length"] = (meta["completion_tokens"] - summary["plain_steps"]) / verifies
     if histogram and verifies:
         drafts = sum(index * count for index, count in enumerate(histogram))
         meta["spec_kept_length"] = 1.0 + drafts / verifies

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.speculative.auto.plain import MARK as PLAIN_STEP
 from sglang.srt.speculative.stats import export, ranks
 from sglang.srt.speculative.stats.accept import kept_tokens
 from sglang.srt.speculative.stats.collector import Collector, collector, line
@@ -98,6 +99,9 @@ def settled(
     """Around the handling of a request whose finish state is known: count what it keeps of this verify."""
     if not batch.spec_algorithm.is_none() and result.num_correct_drafts_per_req_cpu is not None:
         stats = collector()
+        if getattr(result, PLAIN_STEP, False):
+            _settle_plain(stats, req)
+            return original(self, req, batch, result, i, *args, **kwargs)
         accepted = result.num_correct_drafts_per_req_cpu[i] + 1
         retained = getattr(result, "grammar_retained_tokens", None)
         run = len(retained[i]) if retained and retained[i] is not None else accepted
@@ -110,6 +114,13 @@ def settled(
         if req.finished():
             export.attach_summary(stats, req, SUMMARY_KEY)
     return original(self, req, batch, result, i, *args, **kwargs)
+
+
+def _settle_plain(stats: Collector, req: Any) -> None:
+    """A plain step of a speculating server: no verify, so nothing was drafted and nothing kept."""
+    export.follow(stats, req)
+    if req.finished():
+        export.attach_summary(stats, req, SUMMARY_KEY)
 
 
 def report(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:

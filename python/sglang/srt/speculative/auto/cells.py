@@ -1,0 +1,112 @@
+"""What was measured, filed by batch and context: step times, and tokens kept a cycle.
+
+A time belongs to a cell, because both a cycle and a decode grow with the batch and the context, and not alike.
+Acceptance belongs to the text, not to the cell.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SPECULATE, PLAIN = "speculate", "plain"
+MODES = (SPECULATE, PLAIN)
+
+# So many step times are kept; their median is the figure. One in two may be disturbed (a prefill on another stream,
+# garbage collection) before the figure moves.
+WINDOW = 31
+ENOUGH = 4
+
+Key = tuple[int, int]
+
+
+def key_of(batch: int, context: int) -> Key:
+    """The cell of a batch: exact batches up to 4, then powers of two; a context bucket an octave above 1024."""
+    size = batch if batch <= 4 else 1 << (batch - 1).bit_length()
+    return size, max(10, math.ceil(math.log2(max(context, 1))))
+
+
+@dataclass
+class Samples:
+    """Step times of one mode in one cell."""
+
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    at: int = 0
+
+    def add(self, ms: float, step: int) -> None:
+        """Add one; ``step`` is when."""
+        self.values.append(ms)
+        self.at = step
+
+    @property
+    def ms(self) -> float | None:
+        """The median, or None before there are enough."""
+        return statistics.median(self.values) if len(self.values) >= ENOUGH else None
+
+
+class Cells:
+    """Step times by mode, batch and context.
+
+    A cell without figures of its own takes those of the nearest context with the same batch: a request grows into the
+    next bucket every time its context doubles, and starting from nothing there would mean probing for no reason.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[str, Key], Samples] = {}
+
+    def add(self, mode: str, key: Key, ms: float, step: int) -> None:
+        """Add one step time."""
+        self._cells.setdefault((mode, key), Samples()).add(ms, step)
+
+    def own(self, mode: str, key: Key) -> Samples | None:
+        """The cell's samples, if there are any."""
+        return self._cells.get((mode, key))
+
+    def ms(self, mode: str, key: Key) -> float | None:
+        """Milliseconds of a step, from this cell or the nearest one of its batch; None when there is none."""
+        own = self._cells.get((mode, key))
+        if own is not None and own.ms is not None:
+            return own.ms
+        near = [
+            (abs(other[1] - key[1]), other[1], samples.ms)
+            for (kind, other), samples in self._cells.items()
+            if kind == mode and other[0] == key[0] and samples.ms is not None
+        ]
+        return min(near)[2] if near else None
+
+    def age(self, mode: str, key: Key, step: int) -> int | None:
+        """Steps since the cell itself last saw this mode; None when it never did."""
+        own = self._cells.get((mode, key))
+        return step - own.at if own is not None and own.ms is not None else None
+
+    def __iter__(self) -> Iterator[tuple[str, Key, Samples]]:
+        for (mode, key), samples in self._cells.items():
+            yield mode, key, samples
+
+
+class Kept:
+    """Mean tokens that a request keeps of a cycle, bonus included, over about the last ``span`` cycles of requests."""
+
+    def __init__(self, span: int = 128) -> None:
+        self._span = span
+        self._sum = 0.0
+        self._weight = 0.0
+
+    def add(self, kept: float, requests: int = 1) -> None:
+        """Add the mean of ``requests`` requests of one cycle."""
+        fade = (1.0 - 1.0 / self._span) ** requests
+        self._sum = self._sum * fade + kept * requests
+        self._weight = self._weight * fade + requests
+
+    def forget(self, share: float) -> None:
+        """Let the past count for ``share`` of what it did: what follows is other text."""
+        self._sum *= share
+        self._weight *= share
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None before there are enough cycles."""
+        return self._sum / self._weight if self._weight >= ENOUGH else None

@@ -1,0 +1,71 @@
+"""Plain decode graphs of a target that speculates.
+
+Upstream's decode runner captures verify as soon as its model runner speculates. For the time of one construction the
+model runner says that it does not; the runner that results is upstream's own decode runner. It uses the attention
+backend of verify: both graphs fill that backend's buffers before each replay, and they never overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.speculative.graph_policy import capture
+from sglang.srt.speculative.graph_policy.room import Room, estimate
+from sglang.srt.speculative.graph_policy.sizes import KindPlan
+
+
+def build(model_runner: Any, reserved: int) -> tuple[Any, str | None]:
+    """Capture plain decode beside verify: the graph runner, or None and why there is none.
+
+    Args:
+        model_runner: the target's.
+        reserved: bytes that the switch allocates beside the graphs.
+
+    Raises:
+        CaptureOutOfMemory: memory ran out although the estimate had fitted.
+    """
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.model_executor.runner import DecodeCudaGraphRunner, get_batch_sizes_to_capture
+    from sglang.srt.utils import get_available_gpu_memory
+
+    class PlainDecodeGraphs(DecodeCudaGraphRunner):  # type: ignore[misc]
+        """Decode of one token a request, with the hidden states that the draft will want later."""
+
+        def capture(self) -> None:
+            self.capture_hidden_mode = CaptureHiddenMode.FULL
+            super().capture()
+
+    def free() -> int:
+        return int(get_available_gpu_memory(model_runner.device, model_runner.gpu_id) * (1 << 30))
+
+    sizes, _ = get_batch_sizes_to_capture(model_runner, 1)
+    plan = KindPlan("decode", 1, tuple(sizes))
+    facts = capture.model_facts(model_runner, "decode")
+    # The workspace of verify is there and larger.
+    facts = type(facts)(**{**vars(facts), "attention_row_bytes": 0})
+    room = Room(estimate(plan, facts), free(), reserved)
+    if not room.fits:
+        return None, room.text()
+    with _as_plain(model_runner):
+        graphs = capture.watched(
+            plan, facts, free, lambda: PlainDecodeGraphs(model_runner), speak=model_runner.ps.tp_rank == 0
+        )
+    return graphs, None
+
+
+@contextmanager
+def _as_plain(model_runner: Any) -> Iterator[None]:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    backend = model_runner.attn_backend
+    algorithm = model_runner.spec_algorithm
+    model_runner.spec_algorithm = SpeculativeAlgorithm.NONE
+    # Allocating again would pull the buffers from under the graphs of verify.
+    backend.init_cuda_graph_state = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        model_runner.spec_algorithm = algorithm
+        del backend.init_cuda_graph_state

@@ -1,0 +1,102 @@
+"""One plain decode step inside a speculating worker.
+
+The same work as a server without speculation does: one token a request through the decode graph, and upstream's
+sampler. The result is shaped as a verify of width one that accepted its only token, which is what the scheduler of a
+speculating server takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Marks a result: what settles it must not count it as a verify.
+MARK = "fork_plain_step"
+# Kept on a request: how many of its tokens came from plain steps.
+STEPS = "fork_plain_steps"
+
+
+def plain_steps_of(request: Any) -> int:
+    """Tokens of a request that came from plain steps."""
+    return int(getattr(request, STEPS, 0))
+
+
+class Stubs:
+    """Tensors that a result has to carry and nobody reads, made once."""
+
+    def __init__(self, topk: int, hidden: int | None, dtype: torch.dtype, device: torch.device | str) -> None:
+        self._shape = (topk, hidden, dtype, device)
+        self._size = 0
+
+    def get(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Top-k scores, top-k ids, draft hidden states and accept lengths (ones) of ``size`` requests."""
+        if size > self._size:
+            topk, hidden, dtype, device = self._shape
+            self._size = max(size, 2 * self._size)
+            self._scores = torch.zeros(self._size, topk, dtype=torch.float32, device=device)
+            self._ids = torch.zeros(self._size, topk, dtype=torch.int64, device=device)
+            self._hidden = (
+                torch.zeros(self._size, hidden, dtype=dtype, device=device) if hidden is not None else None
+            )
+            self._ones = torch.ones(self._size, dtype=torch.int32, device=device)
+        kept = self._hidden[:size] if self._hidden is not None else None
+        return self._scores[:size], self._ids[:size], kept, self._ones[:size]
+
+
+def step(worker: Any, runtime: Any, batch: Any, on_publish: Any) -> Any:
+    """Run one plain step of ``batch``; returns upstream's ``GenerationBatchResult``."""
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+    from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+    runner = worker.target_worker.model_runner
+    lengths, slots = batch.seq_lens, batch.req_pool_indices
+    table = runner.req_to_token_pool.req_to_token
+    longer = lengths + 1
+    batch.forward_mode = ForwardMode.DECODE
+    batch.input_ids = batch.spec_info.bonus_tokens.to(torch.int64)
+    batch.out_cache_loc = table[slots, lengths].to(torch.int64)
+    batch.seq_lens = longer
+    if batch.seq_lens_cpu is not None:
+        batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        batch.seq_lens_sum = None
+    batch.spec_info = None
+    forward_batch = ForwardBatch.init_new(
+        batch, runner, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
+    )
+    if on_publish is not None:
+        # The next lengths are known before the pass: the scheduler may go on while it runs.
+        on_publish(longer)
+    with runtime.plain_graphs(runner):
+        out = runner.forward(forward_batch)
+    logits = out.logits_output
+    tokens = runner.sample(logits, forward_batch)
+    runtime.ring.store(slots, lengths, logits.hidden_states, tokens)
+    _hand_over_fence(worker, runner)
+    scores, ids, hidden, ones = runtime.stubs.get(lengths.shape[0])
+    result = GenerationBatchResult(
+        logits_output=logits,
+        next_token_ids=tokens,
+        accept_lens=ones,
+        can_run_cuda_graph=out.can_run_graph,
+        speculative_num_draft_tokens=1,
+        next_draft_input=EagleDraftInput(
+            bonus_tokens=tokens, topk_p=scores, topk_index=ids, hidden_states=hidden
+        ),
+        new_seq_lens=longer,
+        routed_experts_output=out.routed_experts_output,
+        indexer_topk_output=out.indexer_topk_output,
+        expert_distribution_metrics=out.expert_distribution_metrics,
+        extra_keep_alive_refs=[forward_batch],
+    )
+    setattr(result, MARK, True)
+    return result
+
+
+def _hand_over_fence(worker: Any, runner: Any) -> None:
+    """The scheduler waits for the event of the runner that reads last: here the target's, not the draft's."""
+    last = worker.war_fastpath_runner
+    if last is not runner:
+        last.war_fastpath_read_done_event = runner.war_fastpath_read_done_event
+        runner.war_fastpath_read_done_event = None

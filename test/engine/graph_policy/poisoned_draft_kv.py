@@ -1,0 +1,38 @@
+"""Test-only plugin: the draft's KV pool starts as NaN, so that a row nobody wrote cannot be read unnoticed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ENTRY = "poisoned_draft_kv"
+MARK = "the draft's KV pool is poisoned"
+
+
+def activate() -> None:
+    """Entry point: around the draft worker's pool allocation."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.alloc_memory_pool", poison, HookType.AROUND
+    )
+    print(MARK, file=sys.stderr, flush=True)
+
+
+def poison(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Fill the pool with NaN, but for slot 0, which padding writes to."""
+    done = original(worker, *args, **kwargs)
+    pool = worker.draft_runner.token_to_kv_pool
+    for name in ("k_buffer", "v_buffer", "kv_buffer"):
+        for buffer in getattr(pool, name, None) or []:
+            buffer[1:].fill_(float("nan"))
+    return done
+
+
+def install(folder: Path) -> None:
+    """Write what makes upstream's plugin loader find ``activate``."""
+    information = folder / f"{ENTRY}-0.dist-info"
+    information.mkdir(parents=True, exist_ok=True)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {ENTRY}\nVersion: 0\n")
+    (information / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{ENTRY} = {ENTRY}:activate\n")

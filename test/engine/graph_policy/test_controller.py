@@ -1,0 +1,270 @@
+"""The switch's state machine in made-up worlds: it finds the better mode, stays there, and probes within its budget."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt.speculative.auto.cells import PLAIN, SPECULATE, Cells, Kept, key_of
+from sglang.srt.speculative.auto.controller import Controller, Scripted, Settings
+
+
+@dataclass
+class World:
+    """Times and acceptance as they really are; both may change with the step.
+
+    Attributes:
+        decode_ms: one plain decode.
+        cycle_ms: one cycle.
+        accept: tokens a cycle keeps.
+        noise: relative spread of every time.
+        seed: of the noise.
+    """
+
+    decode_ms: float
+    cycle_ms: float
+    accept: float
+    noise: float = 0.0
+    seed: int = 0
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    @property
+    def speedup(self) -> float:
+        """Of speculation."""
+        return self.accept * self.decode_ms / self.cycle_ms
+
+    def step(self, mode: str) -> tuple[float, float]:
+        """Milliseconds and tokens of one step of one request."""
+        spread = 1.0 + self.noise * self.random.uniform(-1, 1)
+        if mode == PLAIN:
+            return self.decode_ms * spread, 1.0
+        low = int(self.accept)
+        kept = low + (self.random.random() < self.accept - low)
+        return self.cycle_ms * spread, float(kept)
+
+
+@dataclass
+class Run:
+    """What came of a run."""
+
+    ms: float = 0.0
+    tokens: float = 0.0
+    modes: list[str] = field(default_factory=list)
+
+    @property
+    def per_token(self) -> float:
+        """Milliseconds a token."""
+        return self.ms / self.tokens
+
+
+def run(controller: Controller, world: World, steps: int, batch: int = 1, context: int = 1000) -> Run:
+    """Drive the controller as the hooks do; times arrive one step late, tokens two."""
+    found, late = Run(), []
+    for _ in range(steps):
+        mode = controller.choose(batch, context)
+        ms, tokens = world.step(mode)
+        found.ms += ms
+        found.tokens += tokens
+        found.modes.append(mode)
+        controller.took(mode, batch, context, ms)
+        if mode == SPECULATE:
+            late.append(tokens)
+        if len(late) > 2:
+            controller.kept(late.pop(0), batch)
+    return found
+
+
+worlds = st.builds(
+    World,
+    decode_ms=st.floats(0.5, 20),
+    cycle_ms=st.floats(0.5, 80),
+    accept=st.floats(1.0, 4.0),
+    noise=st.floats(0, 0.05),
+    seed=st.integers(0, 1 << 16),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds)
+def test_it_converges_on_the_better_mode(world: World) -> None:
+    """Away from the break-even the last thousand steps run almost only in the mode that is faster."""
+    if 0.93 < world.speedup < 1.12:
+        return
+    controller = Controller()
+    modes = run(controller, world, 6000).modes[-1000:]
+    better = SPECULATE if world.speedup > 1 else PLAIN
+    assert controller.mode == better
+    assert modes.count(better) > 930
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds)
+def test_it_never_flaps(world: World) -> None:
+    """In a world that does not change there are at most a few switches, wherever the break-even lies."""
+    controller = Controller()
+    run(controller, world, 20000)
+    assert controller.switches <= 6
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds)
+def test_probes_stay_within_their_budget(world: World) -> None:
+    """What probing loses is bounded by a share of the time, a credit, and one probe that began within it."""
+    controller = Controller()
+    rules = controller.settings
+    run(controller, world, 6000)
+    one_probe = rules.epoch * max(world.cycle_ms, world.decode_ms) * (1 + world.noise)
+    assert controller.lost_ms <= rules.credit_ms + rules.budget * controller.spent_ms + one_probe
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds)
+def test_a_request_pays_at_most_five_per_cent(world: World) -> None:
+    """Steady state costs at most 1.05 plain decodes a token, however bad the draft is."""
+    controller = Controller()
+    run(controller, world, 12000)
+    steady = run(controller, world, 12000)
+    assert steady.per_token <= 1.05 * world.decode_ms * (1 + world.noise)
+
+
+def test_it_comes_back_when_the_text_changes() -> None:
+    controller = Controller()
+    run(controller, World(2.0, 3.4, 1.0), 3000)
+    assert controller.mode == PLAIN
+    run(controller, World(2.0, 3.4, 2.5), 12000)
+    assert controller.mode == SPECULATE and controller.switches == 2
+
+
+def test_it_leaves_when_the_text_changes() -> None:
+    controller = Controller()
+    run(controller, World(2.0, 3.4, 2.6), 3000)
+    assert controller.mode == SPECULATE
+    run(controller, World(2.0, 3.4, 1.0), 1000)
+    assert controller.mode == PLAIN
+
+
+def test_text_around_the_break_even_is_not_followed_to_and_fro() -> None:
+    """Text whose speed-up alternates between 0.95 and 1.06 every few hundred steps: the margins widen."""
+    controller = Controller()
+    for turn in range(40):
+        run(controller, World(2.0, 3.4, 1.8 if turn % 2 else 1.62), 300)
+    assert controller.switches < 8
+
+
+def test_a_batch_that_speculates_badly_does_not_speak_for_the_others() -> None:
+    """Speculation wins alone and loses in a batch of 8: each keeps its own mode once both are known."""
+    controller = Controller()
+    alone, crowd = World(2.0, 3.4, 2.0), World(3.0, 8.0, 2.0)
+    for _ in range(30):
+        run(controller, alone, 200, batch=1)
+        run(controller, crowd, 200, batch=8)
+    assert run(controller, alone, 400, batch=1).modes[-100:].count(SPECULATE) > 80
+    assert run(controller, crowd, 400, batch=8).modes[-100:].count(PLAIN) > 80
+
+
+def test_contexts_are_told_apart() -> None:
+    """A longer context with another verdict is found out within a few hundred steps."""
+    controller = Controller()
+    run(controller, World(2.0, 3.4, 2.0), 2000, context=1000)
+    assert controller.mode == SPECULATE
+    run(controller, World(2.0, 40.0, 2.0), 600, context=60000)
+    assert controller.mode == PLAIN
+
+
+def test_modes_change_at_epochs_only() -> None:
+    """All ranks can follow one of them: nothing happens between two epochs."""
+    controller = Controller()
+    modes = run(controller, World(2.0, 3.4, 1.0, noise=0.05), 4000).modes
+    epoch = controller.settings.epoch
+    changes = [index for index in range(1, len(modes)) if modes[index] != modes[index - 1]]
+    assert changes and all(index % epoch == 0 for index in changes)
+
+
+def test_a_follower_takes_the_leaders_mode() -> None:
+    leader, follower = Controller(), Controller()
+    bad, good = World(2.0, 3.4, 1.0), World(2.0, 3.4, 3.0)
+    for _ in range(3000):
+        first = leader.at_epoch()
+        mode = leader.choose(1, 1000)
+        follower.choose(1, 1000)
+        if first:
+            follower.follow(mode)
+        assert follower.running == mode
+        for controller, world in ((leader, bad), (follower, good)):
+            ms, tokens = world.step(mode)
+            controller.took(mode, 1, 1000, ms)
+            if mode == SPECULATE:
+                controller.kept(tokens, 1)
+    assert leader.mode == PLAIN
+
+
+def test_without_times_it_speculates() -> None:
+    controller = Controller()
+    assert {controller.choose(1, 100) for _ in range(1000)} == {SPECULATE}
+
+
+def test_every_switch_says_its_figures() -> None:
+    controller = Controller()
+    run(controller, World(2.0, 3.4, 1.0), 3000)
+    (event,) = [event for event in controller.drain() if event.kind == "switch"]
+    text = event.verdict.text()
+    assert event.mode == PLAIN and "cycle 3.40 ms keeps 1.00" in text and "0.59x" in text
+    assert not controller.drain()
+
+
+def test_a_single_slow_step_decides_nothing() -> None:
+    """A garbage collection of a hundred steps' length is no reason to switch."""
+    controller = Controller()
+    world = World(2.0, 3.4, 2.0)
+    run(controller, world, 1000)
+    controller.took(SPECULATE, 1, 1000, 500.0)
+    run(controller, world, 200)
+    assert controller.switches == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "key"),
+    [(1, 5, (1, 10)), (3, 1024, (3, 10)), (5, 1025, (8, 11)), (8, 65536, (8, 16)), (33, 0, (64, 10))],
+)
+def test_cells(batch: int, context: int, key: tuple[int, int]) -> None:
+    assert key_of(batch, context) == key
+
+
+def test_a_new_context_borrows_from_the_nearest() -> None:
+    cells = Cells()
+    for _ in range(8):
+        cells.add(PLAIN, (1, 10), 2.0, 1)
+        cells.add(PLAIN, (1, 14), 4.0, 1)
+    assert cells.ms(PLAIN, (1, 13)) == 4.0 and cells.ms(PLAIN, (1, 11)) == 2.0
+    assert cells.ms(PLAIN, (2, 13)) is None and cells.ms(SPECULATE, (1, 10)) is None
+    assert cells.age(PLAIN, (1, 13), 9) is None and cells.age(PLAIN, (1, 10), 9) == 8
+
+
+@given(st.lists(st.tuples(st.floats(1, 8), st.integers(1, 48)), min_size=1, max_size=60))
+def test_kept_lies_between_what_it_was_told(values: list[tuple[float, int]]) -> None:
+    kept = Kept()
+    for value, requests in values:
+        kept.add(value, requests)
+    if kept.mean is not None:
+        assert min(v for v, _ in values) - 1e-6 <= kept.mean <= max(v for v, _ in values) + 1e-6
+
+
+def test_the_script_switches_when_told() -> None:
+    script = Scripted(3)
+    modes = [script.choose(1, 10) for _ in range(12)]
+    assert modes == ([SPECULATE] * 3 + [PLAIN] * 3) * 2 and script.switches == 3
+
+
+def test_settings_can_be_tightened() -> None:
+    """Negative control of the budget: without one, a lost world is probed far more often."""
+    world = World(2.0, 20.0, 1.0)
+    bounded, free = Controller(), Controller(Settings(budget=1.0, longest=128))
+    run(bounded, world, 6000)
+    run(free, world, 6000)
+    assert free.lost_ms > 2 * bounded.lost_ms
