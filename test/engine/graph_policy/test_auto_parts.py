@@ -14,6 +14,7 @@ from sglang.srt.speculative.auto import admission, catch_up, hooks, plain
 from sglang.srt.speculative.auto.admission import BatchFacts, ServerFacts, admit_batch, admit_server
 from sglang.srt.speculative.auto.rows import FEWEST, MOST, MOST_BYTES, RowRing, span_for
 from sglang.srt.speculative.auto.runtime import OWED, make_controller
+from sglang.srt.speculative.auto.runtime import Runtime as RealRuntime
 from sglang.srt.speculative.stats.accept import histogram_faults
 
 SERVER = ServerFacts(
@@ -216,3 +217,44 @@ def test_without_the_switch_a_step_is_upstreams() -> None:
         (worker, "batch"),
         {"on_publish": 1, "grammar_barrier": 2},
     )
+
+
+def test_a_plain_step_that_fails_becomes_a_cycle_and_the_switch_stays_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The batch is put back as it was, the draft owes nothing for a step that did not run."""
+
+    class Runtime:
+        """A switch that would decode plainly."""
+
+        gave_up = ""
+
+        def choose(self, batch: Any) -> str:
+            return "speculate" if self.gave_up else "plain"
+
+        def before_plain(self, batch: Any, on_publish: Any) -> None:
+            for request in batch.reqs:
+                setattr(request, OWED, getattr(request, OWED, 0) + 1)
+
+        def before_cycle(self, batch: Any, on_publish: Any) -> None:
+            assert [getattr(request, OWED) for request in batch.reqs] == [0, 2]
+
+        give_up = RealRuntime.give_up
+
+    def broken(worker: Any, runtime: Any, batch: Any, on_publish: Any) -> Any:
+        batch.seq_lens, batch.spec_info, batch.forward_mode = "longer", None, "decode"
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(hooks, "timed_plain", broken)
+    mode = SimpleNamespace(is_extend=lambda: False, is_idle=lambda: False)
+    batch = SimpleNamespace(
+        **{**dict.fromkeys(plain.CHANGED, 1), "forward_mode": mode},
+        is_extend_in_batch=False,
+        reqs=[Request(), Request(**{OWED: 2})],
+    )
+    before = dict(vars(batch))
+    worker = SimpleNamespace(fork_auto=Runtime())
+    for _ in range(2):
+        assert hooks.step(lambda *args, **kw: "cycle", worker, batch) == "cycle"
+        assert vars(batch) == before
+    assert "AttributeError" in worker.fork_auto.gave_up

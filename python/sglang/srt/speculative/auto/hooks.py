@@ -52,7 +52,22 @@ def step(original: Original, self: Any, batch: Any, on_publish: Any = None, **kw
         return original(self, batch, on_publish=on_publish, **kwargs)
     if runtime.choose(batch) == PLAIN:
         runtime.before_plain(batch, on_publish)
-        return timed_plain(self, runtime, batch, on_publish)
+        kept = {name: getattr(batch, name) for name in plain.CHANGED}
+        try:
+            return timed_plain(self, runtime, batch, on_publish)
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AssertionError,
+            NotImplementedError,
+        ) as error:
+            # A step that cannot be launched must not end the server: the request goes on as a cycle, and stays so.
+            logger.exception("a plain step failed; speculation stays on from here")
+            for name, value in kept.items():
+                setattr(batch, name, value)
+            runtime.give_up(batch, f"a plain step failed: {type(error).__name__}")
     runtime.before_cycle(batch, on_publish)
     return original(self, batch, on_publish=on_publish, **kwargs)
 

@@ -13,6 +13,16 @@ import torch
 
 # Marks a result: what settles it must not count it as a verify.
 MARK = "fork_plain_step"
+# What a plain step changes on its batch.
+CHANGED = (
+    "forward_mode",
+    "input_ids",
+    "out_cache_loc",
+    "seq_lens",
+    "seq_lens_cpu",
+    "seq_lens_sum",
+    "spec_info",
+)
 # Kept on a request: how many of its tokens came from plain steps.
 STEPS = "fork_plain_steps"
 

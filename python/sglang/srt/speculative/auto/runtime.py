@@ -56,6 +56,7 @@ class Runtime:
         self._last: tuple[str, int, int, float] | None = None
         self._draft_behind = False
         self._relayed: tuple[bool, bool] | None = None
+        self.gave_up: str | None = None
 
     # What happens in a step.
 
@@ -67,7 +68,7 @@ class Runtime:
         mode = self.controller.choose(size, context)
         if leads:
             mode = self._agree(mode)
-        reason = admit_batch(batch_facts(batch))
+        reason = self.gave_up or admit_batch(batch_facts(batch))
         if reason is not None and mode == PLAIN:
             fallbacks.record(PATH, reason)
             mode = SPECULATE
@@ -108,6 +109,13 @@ class Runtime:
             relay.need_topk, relay.need_hidden_states = self._relayed
             self._relayed = None
             _stash(relay, batch)
+
+    def give_up(self, batch: Any, reason: str) -> None:
+        """Never decode plainly again; the step that was booked for ``batch`` did not run."""
+        self.gave_up = reason
+        fallbacks.record(PATH, reason)
+        for request in batch.reqs:
+            setattr(request, OWED, max(0, int(getattr(request, OWED, 0)) - 1))
 
     def after_prefill(self, batch: Any, result: Any) -> None:
         """Keep the row of each request's last token: a draft that catches up starts there."""
@@ -150,6 +158,7 @@ class Runtime:
         return {
             "mode": rules.mode,
             "probing": rules.probing,
+            "gave_up": self.gave_up,
             "switches": rules.switches,
             "probes": rules.probes,
             "kept": rules.kept_tokens.mean,
