@@ -108,9 +108,12 @@ def compile_source(source: str, options: tuple[str, ...], headers: Mapping[str, 
     library = _compiler()
     program = ctypes.c_void_p()
     encoded = [o.encode() for o in options]
-    if library.nvrtcCreateProgram(
-        ctypes.byref(program), source.encode(), SOURCE.name.encode(), 0, None, None
-    ):
+    texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
+    names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
+    status = library.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), SOURCE.name.encode(), len(headers), texts, names
+    )
+    if status:
         raise BuildError("the run-time compiler does not start")
     try:
         array = (ctypes.c_char_p * len(encoded))(*encoded)
