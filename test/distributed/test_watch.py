@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,13 +134,29 @@ def test_children_of_a_dead_rank_do_not_hide_its_death(tmp_path: Path) -> None:
     assert seconds < LIMIT_S
 
 
-def test_a_folder_that_is_gone_is_no_death(tmp_path: Path) -> None:
-    losses: list[Loss] = []
-    folder = tmp_path / "ranks"
-    folder.mkdir()
-    guard = RankWatch(folder, 0, 2, losses.append, poll_s=0.05, grace_s=0.05)
-    assert guard.look() is None
-    guard.stop()
+def gone(rank: int, size: int, folder: Path) -> None:
+    place = folder / "ranks"
+    if rank == 0:
+        place.mkdir()
+    torch.distributed.barrier()
+    guard = begin(rank, size, place)
+    torch.distributed.barrier()
+    if rank == 0:
+        shutil.rmtree(place)
+    torch.distributed.barrier()
+    with guard.phase("serving"):
+        if rank == 1:
+            time.sleep(1.0)  # is not taken for dead meanwhile
+            raise ValueError("no more")
+        time.sleep(LIMIT_S)
+
+
+def test_the_folder_is_not_needed_once_all_are_there(tmp_path: Path) -> None:
+    """Ranks that are killed leave nothing behind."""
+    outcomes, seconds = ranks.run(gone, 2, tmp_path)
+    assert "failed during serving: ValueError: no more" in outcomes[0].output
+    assert outcomes[0].status == ending.STATUS
+    assert 1.0 < seconds < LIMIT_S
 
 
 @pytest.mark.parametrize(

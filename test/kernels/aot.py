@@ -72,15 +72,20 @@ def compile_launch(launch: Launch, types: dict[str, str], arch: int) -> Resource
         target=GPUTarget("cuda", arch, 32),
         options=options,
     )
+    return resources(compiled.asm["cubin"], compiled.metadata.shared)
+
+
+def resources(code: bytes, shared: int) -> Resources:
+    """What the machine code asks of a multiprocessor; ``shared`` is dynamic, so it is not in there."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(code)
         file.flush()
         usage = _tool("-res-usage", file.name)
         sass = _tool("-sass", file.name)
     registers = re.search(r"REG:(\d+)", usage)
     stack = re.search(r"STACK:(\d+)", usage)
     assert registers and stack, usage
-    return Resources(compiled.metadata.shared, int(registers[1]), int(stack[1]), sass)
+    return Resources(shared, int(registers[1]), int(stack[1]), sass)
 
 
 def _tool(flag: str, path: str) -> str:

@@ -14,8 +14,9 @@ from paged import Batch, Case
 from sglang.srt.layers.attention.verify.admission import AttentionRequest, admit
 from sglang.srt.layers.attention.verify.context import KVContext
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, make_plan
-from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
+from sglang.srt.layers.attention.verify.workspace import Needs, VerifyWorkspace
 
+FUSED = DeviceTraits((9, 0), 132, fused="always")
 H200, B200, RTX = DeviceTraits((9, 0), 132), DeviceTraits((10, 0), 148), DeviceTraits((12, 0), 188)
 MLA = AttentionRequest("mla", 1, 3, 8, 1, 576, 512, torch.bfloat16, torch.bfloat16, (9, 0))
 GQA = AttentionRequest("gqa", 1, 3, 32, 8, 128, 128, torch.bfloat16, torch.bfloat16, (9, 0))
@@ -60,7 +61,7 @@ def test_admitted(request_: AttentionRequest) -> None:
     batch=st.integers(1, 256),
     tokens=st.integers(1, 8),
     heads=st.sampled_from([8, 16, 64, 128]),
-    device=st.sampled_from([H200, B200, RTX]),
+    device=st.sampled_from([H200, FUSED, B200, RTX]),
     context=st.integers(1, 262_144),
 )
 def test_plans_are_bounded(batch: int, tokens: int, heads: int, device: DeviceTraits, context: int) -> None:
@@ -70,8 +71,10 @@ def test_plans_are_bounded(batch: int, tokens: int, heads: int, device: DeviceTr
     assert plan.items >= batch
     assert plan.row_blocks * plan.tile.block_r >= request.rows
     assert plan.items <= max(2 * device.sm_count, batch + device.sm_count)
-    partial, _ = VerifyWorkspace.needs(plan)
-    assert partial <= 2**30
+    needs = Needs.of(plan)
+    assert needs.partial_bytes <= 2**30 and 4 * needs.packet_words <= 2**26 and needs.header_words <= 2**20
+    if plan.tile.kernel == "fused":
+        assert plan.items <= device.sm_count, "blocks that wait for each other must all be resident"
     assert str(device.sm_count) in plan.reason
 
 
@@ -134,7 +137,7 @@ BROKEN: tuple[tuple[str, Break, str], ...] = (
         _set("context", lambda c: replace(c["context"], mask_indptr=torch.zeros(3))),
         "without",
     ),
-    ("workspace", _set("workspace", lambda c: VerifyWorkspace(1, 1, "cpu")), "workspace holds"),
+    ("workspace", _set("workspace", lambda c: VerifyWorkspace(Needs(), "cpu")), "workspace holds"),
 )
 
 

@@ -100,11 +100,11 @@ def buffers(it: Deployment) -> dict[str, int]:
 def _ours(it: Deployment, side: Side, largest: int) -> int:
     from sglang.srt.layers.attention.verify.admission import AttentionRequest, admit
     from sglang.srt.layers.attention.verify.plan import DeviceTraits, make_plan
-    from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
+    from sglang.srt.layers.attention.verify.workspace import Needs
 
     assert it.gpu is not None
-    traits = DeviceTraits(it.gpu.capability, it.gpu.multiprocessors or 1)
-    most = 0
+    traits = DeviceTraits(it.gpu.capability, it.gpu.multiprocessors or 1, "measured")
+    needs = Needs()
     for batch in it.batches:
         for tokens in {1, it.draft_tokens}:
             request = AttentionRequest(
@@ -120,6 +120,5 @@ def _ours(it: Deployment, side: Side, largest: int) -> int:
                 it.gpu.capability,
             )
             if admit(request).ok:
-                partial, lse = VerifyWorkspace.needs(make_plan(request, traits, side.context))
-                most = max(most, partial + 4 * lse)
-    return most
+                needs = needs | Needs.of(make_plan(request, traits, side.context))
+    return needs.total_bytes

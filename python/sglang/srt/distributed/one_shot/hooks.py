@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -76,6 +77,9 @@ def _watch(group: Any, exchange: Exchange) -> RankWatch | None:
     watch = RankWatch(folder, rank, exchange.size, lost)
     exchange.require("locked", True, attaching.ANSWER_S)
     watch.start()
+    exchange.require("opened", True, attaching.ANSWER_S)
+    if exchange.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
     watches.append(watch)
     return watch
 

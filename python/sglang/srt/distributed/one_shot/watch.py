@@ -2,12 +2,14 @@
 
 Without this, the ranks that are left wait in a kernel or a collective that nobody will finish: at full power and
 with an open port. Liveness is a record lock that each rank holds on a file of a shared folder: the kernel releases
-it with the process, however that ends, and a rank that is merely slow is never taken for dead. An error that a
-rank wants to be known is a second file.
+it with the process, however that ends, and a rank that is merely slow is never taken for dead. The file itself says
+what the rank is doing, or why it failed. Once every rank has opened every file the folder can go: nothing is left
+behind by ranks that are killed.
 """
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import logging
@@ -25,6 +27,8 @@ logger = logging.getLogger("sglang.fork")
 POLL_S = 1.0
 #: Between noticing a death and acting on it: in a shutdown everybody goes, and the parent ends us meanwhile.
 GRACE_S = 8.0
+#: Bytes of a rank's file, and of the error in it.
+_RECORD, _TEXT = 4096, 600
 #: A rank that has told of its own failure is given this long to unwind by itself.
 UNWIND_S = 5.0
 
@@ -68,35 +72,36 @@ class RankWatch:
         self.folder, self.rank, self.size = folder, rank, size
         self._on_loss, self._poll_s, self._grace_s = on_loss, poll_s, grace_s
         self._stop = threading.Event()
-        self._phases = ["start"]
-        self._lock = self._hold()
+        self._phases, self._error = ["start"], ""
+        # Never opened a second time in this process: closing any descriptor of a file drops its record locks.
+        self._files = {rank: os.open(folder / str(rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)}
+        fcntl.lockf(self._files[rank], fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._tell()
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
 
-    def _hold(self) -> int:
-        # Never opened a second time in this process: closing any descriptor of a file drops its record locks.
-        lock = os.open(self.folder / f"{self.rank}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return lock
-
     def _tell(self) -> None:
-        self._write(f"{self.rank}.json", json.dumps({"pid": os.getpid(), "phase": self._phases[-1]}))
-
-    def _write(self, name: str, text: str) -> None:
-        scratch = self.folder / f"{name}.part"
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, self.folder / name)
+        about = {"pid": os.getpid(), "phase": self._phases[-1], "error": self._error[:_TEXT]}
+        os.pwrite(self._files[self.rank], json.dumps(about, ensure_ascii=False).encode().ljust(_RECORD), 0)
 
     def start(self) -> None:
-        """Begin to watch; every rank must hold its lock by now (a barrier lies between)."""
+        """Open the others' files and begin to watch; every rank must have made its own by now (a barrier lies between).
+
+        When all ranks have come this far (another barrier), the folder may be removed.
+        """
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._files[rank] = os.open(self.folder / str(rank), os.O_RDWR | os.O_CLOEXEC)
+        atexit.register(self._last_look)
         self._thread.start()
 
     def stop(self) -> None:
         """End watching and let go of the lock; the others take that for a death unless they stop too."""
         self._stop.set()
+        atexit.unregister(self._last_look)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(5 * self._poll_s)
-        os.close(self._lock)
+        for file in self._files.values():
+            os.close(file)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -112,58 +117,54 @@ class RankWatch:
             self.fail(f"{type(error).__name__}: {error}")
             raise
         finally:
-            self._phases.pop()
-            self._tell()
+            if not self._error:  # what a rank failed in outlasts the blocks around it
+                self._phases.pop()
+                self._tell()
 
     def fail(self, error: str) -> None:
         """Tell the others that this rank has failed. The first error is the one that is kept."""
-        if not (self.folder / f"{self.rank}.error").exists():
-            phase = self._phases[-1]
-            logger.error("rank %d failed during %s: %s", self.rank, phase, error)
-            self._write(f"{self.rank}.error", json.dumps({"phase": phase, "error": error.strip()}))
+        if not self._error:
+            self._error = error.strip() or "no text"
+            logger.error("rank %d failed during %s: %s", self.rank, self._phases[-1], self._error)
+            self._tell()
 
     def look(self) -> Loss | None:
         """The first rank that is lost now, one with an error before one without; None if all are well."""
         silent = None
-        for rank in range(self.size):
-            error = self._read(f"{rank}.error")
-            if error is not None and rank != self.rank:
-                return Loss(rank, int(self._about(rank)["pid"]), str(error["phase"]), str(error["error"]))
-            if rank != self.rank and silent is None and self._dead(rank):
-                about = self._about(rank)
-                silent = Loss(rank, int(about["pid"]), str(about["phase"]))
+        for rank in self._files:
+            if rank == self.rank:
+                continue
+            about = self._read(rank)
+            loss = Loss(rank, int(about["pid"]), str(about["phase"]), str(about["error"]))
+            if loss.error:
+                return loss
+            if silent is None and self._dead(rank):
+                silent = loss
         return silent
 
-    def _about(self, rank: int) -> dict[str, Any]:
-        return self._read(f"{rank}.json") or {"pid": 0, "phase": "start"}
-
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, rank: int) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
+            found: dict[str, Any] = json.loads(os.pread(self._files[rank], _RECORD, 0))
+        except ValueError:  # read while it was written: the next look will do
+            found = {"pid": 0, "phase": "start", "error": ""}
         return found
 
     def _dead(self, rank: int) -> bool:
         try:
-            other = os.open(self.folder / f"{rank}.lock", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False  # a folder that was cleaned away says nothing about its owner
-        try:
-            fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._files[rank], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        finally:
-            os.close(other)
+        fcntl.lockf(self._files[rank], fcntl.LOCK_UN)
         return True
 
     def _run(self) -> None:
         while not self._stop.wait(self._poll_s):
             loss = self.look()
             if loss is None:
-                if (self.folder / f"{self.rank}.error").exists():
+                if self._error:
                     self._end_self()
                 continue
+            logger.error("%s", loss.sentence(self.rank))
             # An error may follow its rank's death by a moment, and in a shutdown our own end does.
             deadline = time.monotonic() + (0 if loss.error else self._grace_s)
             while time.monotonic() < deadline and not self._stop.wait(self._poll_s):
@@ -176,13 +177,13 @@ class RankWatch:
 
     def _end_self(self) -> None:
         if not self._stop.wait(UNWIND_S):
-            about = self._read(f"{self.rank}.error") or {}
-            self._on_loss(
-                Loss(
-                    self.rank,
-                    os.getpid(),
-                    str(about.get("phase")),
-                    f"{about.get('error')} (and did not unwind)",
-                )
-            )
+            error = f"{self._error} (and did not unwind)"
+            self._on_loss(Loss(self.rank, os.getpid(), self._phases[-1], error))
             self._stop.set()
+
+    def _last_look(self) -> None:
+        # A rank that ends by an error of its own (a broken connection) often does so because of another's death,
+        # and before the watch has said whose.
+        loss = None if self._stop.is_set() else self.look()
+        if loss is not None:
+            logger.error("%s", loss.sentence(self.rank))

@@ -10,8 +10,8 @@ import torch
 from sglang.fork import counters, fallbacks
 from sglang.srt.layers.attention.verify.admission import Admission, AttentionRequest, Kind, admit
 from sglang.srt.layers.attention.verify.calls import Call, Refusal
-from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan, make_plan
-from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
+from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan, make_plan, traits_of
+from sglang.srt.layers.attention.verify.workspace import Needs, VerifyWorkspace
 
 TOPIC = "verify-attention"
 ATTRIBUTE = "fork_verify_binding"
@@ -30,8 +30,8 @@ def device_traits(device: torch.device | str) -> DeviceTraits | str:
     """Traits of ``device``, or the reason why no kernel of ours runs there."""
     kind = torch.device(device).type
     if kind == "cuda" and torch.version.hip is None:
-        properties = torch.cuda.get_device_properties(device)
-        return DeviceTraits((properties.major, properties.minor), properties.multi_processor_count)
+        index = torch.device(device).index
+        return traits_of(torch.cuda.current_device() if index is None else index)
     if kind == "cpu" and interpreting():
         return DeviceTraits((0, 0), INTERPRETER_SM_COUNT)
     return f"device {kind} (needs CUDA)"
@@ -52,32 +52,27 @@ class Scratch:
 
     def reserve(self, plans: Iterable[SplitPlan]) -> None:
         """Allocate for ``plans`` ahead of a capture, if what is there does not fit them."""
-        needs = [VerifyWorkspace.needs(plan) for plan in plans]
-        if needs:
-            self._at_least(max(n[0] for n in needs), max(n[1] for n in needs))
+        needs = Needs.of_all(plans)
+        if needs != Needs():
+            self._at_least(needs)
 
     def fit(self, plan: SplitPlan) -> VerifyWorkspace | None:
         """A workspace for ``plan``; None when it would have to grow during a graph capture."""
-        partial, lse = VerifyWorkspace.needs(plan)
-        if self._holds(partial, lse):
+        needs = Needs.of(plan)
+        if self.current is not None and self.current.holds(needs):
             return self.current
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return None
-        return self._at_least(partial, lse)
+        return self._at_least(needs)
 
-    def _holds(self, partial_bytes: int, lse_elements: int) -> bool:
-        have = self.current
-        return have is not None and partial_bytes <= have.bytes.numel() and lse_elements <= have.lse.numel()
-
-    def _at_least(self, partial_bytes: int, lse_elements: int) -> VerifyWorkspace:
+    def _at_least(self, needs: Needs) -> VerifyWorkspace:
         have = self.current
         if have is not None:
-            if self._holds(partial_bytes, lse_elements):
+            if have.holds(needs):
                 return have
             self.retired.append(have)
-            partial_bytes = max(partial_bytes, have.bytes.numel())
-            lse_elements = max(lse_elements, have.lse.numel())
-        self.current = VerifyWorkspace(partial_bytes, lse_elements, self.device)
+            needs = needs | have.capacity
+        self.current = VerifyWorkspace(needs, self.device)
         return self.current
 
 

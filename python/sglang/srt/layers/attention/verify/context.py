@@ -11,9 +11,10 @@ import torch
 class KVContext:
     """Device-side addressing of one batch. Nothing here is read on the host.
 
-    Stage one may start before the kernel launched just before it has ended, and then reads lengths and slots at
-    once (keys and queries only after that kernel's end). So none of these tensors may be written by the kernel
-    directly before the attention call; in a model the cache write stands there.
+    A call may start before the kernel launched just before it has ended. It then reads lengths, slots and the cache
+    rows of all keys but the last ``tokens`` of each request at once; queries and the new rows only after that
+    kernel's end. So nothing of the former may be written by the kernel directly before the attention call; in a
+    model the write of the new rows stands there, and older rows are a forward pass old.
 
     Either ``req_to_token`` ([max_reqs, max_context] int32 slot ids) with ``req_pool_indices`` ([bs] int32 or
     int64), or ``kv_indices`` (slot ids, int32 or int64) with ``kv_indptr`` ([bs + 1] int32).

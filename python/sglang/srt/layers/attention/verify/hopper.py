@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: SIM108
+# ruff: noqa: SIM102, SIM108
 """Stage one for absorbed MLA on Hopper, in Gluon: the same function as ``split.split_kernel``, explicit schedule.
 
 Four producer warps copy tiles of 64 keys into a ring, the consumer warps multiply. The split of roles is what
@@ -70,7 +70,7 @@ def _produce(
     LM: gl.constexpr = gl.BlockedLayout([1, WIDTH], [1, 32], [PRODUCER_WARPS, 1], [1, 0])
     LE: gl.constexpr = gl.BlockedLayout([1, WIDTH], [WIDTH // 2, 64 // WIDTH], [PRODUCER_WARPS, 1], [1, 0])
     N: gl.constexpr = 64
-    b, pool_index, _, _, lo, hi = _find_work(
+    b, pool_index, _, length, lo, hi = _find_work(
         seq_lens, req_pool_indices, batch, target,
         BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
@@ -83,15 +83,16 @@ def _produce(
         ne = gl.arange(0, N, layout=gl.SliceLayout(1, LE))
         slot_m = gl.load(slots + lo + nm, mask=lo + nm < hi, other=0)
         slot_e = gl.load(slots + lo + ne, mask=lo + ne < hi, other=0)
-        # Lengths and slots are older than the kernel before this one; cache rows may be its output.
-        if CHAIN:
-            cuda.gdc_wait()
         stage = 0
         phase = 1
         for start in range(lo, hi, N):
             base_m = latent + slot_m.to(gl.int64) * stride_slot
             base_e = latent + slot_e.to(gl.int64) * stride_slot
             mbarrier.wait(empty.index(stage), phase)
+            # Lengths, slots and older rows are older than the kernel before this one; the new rows may be its output.
+            if CHAIN:
+                if start + N > length - TOKENS:
+                    cuda.gdc_wait()
             _copy_rows(
                 ring_main.index(stage), ring_extra.index(stage), base_m, base_e,
                 start + nm < hi, start + ne < hi, LM, LE,

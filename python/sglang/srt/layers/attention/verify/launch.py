@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 from sglang.srt.layers.attention.verify.context import KVContext
+from sglang.srt.layers.attention.verify.fused import attend_fused
 from sglang.srt.layers.attention.verify.merge import merge_kernel
 from sglang.srt.layers.attention.verify.plain import attend_plain
 from sglang.srt.layers.attention.verify.plan import SplitPlan
@@ -116,11 +117,13 @@ def merge_launch(plan: SplitPlan, form: CallForm) -> Launch:
     """Stage two of ``plan``."""
     r, merge = plan.request, plan.merge
     kernel = merge_kernel
+    lanes: dict[str, int] = {}
     if r.capability != (0, 0):
         from sglang.srt.layers.attention.verify.merge_gpu import merge_gpu_kernel
 
         kernel = merge_gpu_kernel
-    constants = {
+        lanes = {"LANES": triton.next_power_of_2(merge.rounds * merge.block_s)}
+    constants = lanes | {
         "Q_HEADS": r.q_heads,
         "DIM": r.v_dim,
         "BLOCK_D": merge.block_d,
@@ -202,6 +205,9 @@ def attend(
         k_scale = v_scale = 1.0
     if plan.tile.kernel == "plain":
         attend_plain(x.q, x.k, x.v, x.out, context, plan, sm_scale, k_scale, v_scale, logit_cap, x.lse)
+        return
+    if plan.tile.kernel == "fused":
+        attend_fused(plan, workspace, x.q, x.k, x.out, x.lse, context, sm_scale * k_scale, v_scale)
         return
 
     table = context.req_to_token if context.req_to_token is not None else context.kv_indices

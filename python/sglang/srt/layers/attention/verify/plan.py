@@ -7,11 +7,15 @@ A plan depends on nothing that changes between replays of a captured graph. Leng
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import triton
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
+from sglang.srt.layers.attention.verify.fused_build import Variant, deepest
 from sglang.srt.layers.attention.verify.table import (
+    FUSED_BATCH,
+    FUSED_ROWS,
     Merge,
     Splits,
     Tile,
@@ -19,17 +23,27 @@ from sglang.srt.layers.attention.verify.table import (
     choose_merge,
     choose_splits,
     choose_tile,
+    fused_pays,
+    fused_tile,
 )
+from sglang.srt.verify_settings import read_text
 
 MEASURED_FAMILIES = ("sm_90",)
+FUSED_VARIABLE = "SGLANG_FORK_FUSED_ATTENTION"
+Fused = Literal["no", "measured", "always"]
 
 
 @dataclass(frozen=True)
 class DeviceTraits:
-    """What a plan depends on about the device: ``capability`` (0, 0) is a CPU."""
+    """What a plan depends on about the device: ``capability`` (0, 0) is a CPU.
+
+    ``fused`` says whether the one-launch kernel can be built there, and if it is used wherever it is right or only
+    where it was measured to be faster.
+    """
 
     capability: tuple[int, int]
     sm_count: int
+    fused: Fused = "no"
 
 
 @dataclass(frozen=True)
@@ -60,8 +74,22 @@ def device_traits(device_index: int = 0) -> DeviceTraits:
     """Traits of a CUDA device, or of the CPU when there is none."""
     if not torch.cuda.is_available():
         return DeviceTraits((0, 0), 4)
+    return traits_of(device_index)
+
+
+def traits_of(device_index: int) -> DeviceTraits:
+    """Traits of a CUDA device; builds the one-launch kernel where ``SGLANG_FORK_FUSED_ATTENTION`` wants it."""
+    from sglang.srt.layers.attention.verify.fused_driver import available
+
     properties = torch.cuda.get_device_properties(device_index)
-    return DeviceTraits((properties.major, properties.minor), properties.multi_processor_count)
+    capability = (properties.major, properties.minor)
+    wanted = read_text(FUSED_VARIABLE) or "auto"
+    measured = arch_family(capability) in MEASURED_FAMILIES
+    tried = wanted == "on" or (wanted == "auto" and measured)
+    fused: Fused = "no"
+    if tried and available(device_index):
+        fused = "always" if wanted == "on" else "measured"
+    return DeviceTraits(capability, properties.multi_processor_count, fused)
 
 
 # Splits of the stock GQA decode kernel (upstream's default), and how many of its programs keep one SM busy.
@@ -94,6 +122,21 @@ def partial_dtype(request: AttentionRequest, tile: Tile) -> torch.dtype:
     return torch.float16 if request.kv_dtype.itemsize == 1 else request.q_dtype
 
 
+def fused_variant(request: AttentionRequest, device: DeviceTraits) -> Variant | None:
+    """The variant of the one-launch kernel that is right for ``request`` on ``device``, if there is one."""
+    r = request
+    if device.fused == "no" or (
+        device.fused == "measured" and not fused_pays(r.batch, r.rows, r.kv_dtype.itemsize)
+    ):
+        return None
+    if r.kind != "mla" or r.mask != "none" or r.q_dtype.itemsize != 2:
+        return None
+    # Its blocks wait for each other: one wave, so at most one block a multiprocessor.
+    if r.rows > FUSED_ROWS or r.batch > min(FUSED_BATCH, device.sm_count // 2):
+        return None
+    return deepest(-(-r.rows // 8), r.q_dtype == torch.float16, r.kv_dtype.itemsize == 1, device.capability)
+
+
 def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int) -> SplitPlan:
     """Plan for an admitted ``request``; ``max_context`` bounds the length of any request, in tokens."""
     if max_context < 1:
@@ -103,6 +146,9 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     tile = choose_tile(
         family, request.kind, request.rows, main_dim, request.kv_dtype.itemsize, request.mask == "none"
     )
+    variant = fused_variant(request, device)
+    if variant is not None:
+        tile = fused_tile(request.rows, variant.stages)
     if family == "interpreter" and not triton.knobs.runtime.interpret:
         tile = Tile("plain", tile.block_n, tile.block_r, 1, 1)
     splits = choose_splits(family, request.kind)
@@ -127,7 +173,7 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         row_blocks,
         partial_dtype(request, tile),
         early_merge=device.capability >= (9, 0),
-        early_split=tile.kernel == "hopper",
+        early_split=tile.kernel in ("hopper", "fused"),
         use=use,
         reason=reason,
     )

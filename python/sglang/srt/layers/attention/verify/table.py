@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kernel = Literal["hopper", "triton", "plain"]
+Kernel = Literal["fused", "hopper", "triton", "plain"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,26 @@ def _hopper_tile(rows: int, kv_bytes: int) -> Tile:
     return Tile("hopper", 64, block_r, 4, 2, 128 if block_r == 16 else 168)
 
 
+FUSED_ROWS = 32
+FUSED_FROM = 24
+# Batches above it have too few blocks a request for the one-launch kernel to gain anything.
+FUSED_BATCH = 64
+
+
+def fused_pays(batch: int, rows: int, kv_bytes: int) -> bool:
+    """Is one launch faster than two? Measured on one H200 from 1k to 16k keys, 2-byte caches.
+
+    Many requests with several rows: the merge of two launches reads everything once more, and with few blocks a request
+    the one launch has next to nothing to hand over. At batch 1 to 8 it lost from 16k keys on.
+    """
+    return batch >= FUSED_FROM and rows > 8 and kv_bytes == 2
+
+
+def fused_tile(rows: int, stages: int) -> Tile:
+    """Tile of the one-launch kernel: 32 keys by whole groups of eight rows."""
+    return Tile("fused", 32, -(-rows // 8) * 8, 8, stages)
+
+
 def choose_tile(family: str, kind: str, rows: int, dim: int, kv_bytes: int, plain_mask: bool) -> Tile:
     """Tile for ``rows`` query rows over keys of ``dim`` main dims of ``kv_bytes`` bytes each.
 
@@ -119,7 +139,7 @@ def choose_merge(family: str, items: int, rows: int, dim: int) -> Merge:
         while block_d < min(dim, 512) and rows * (dim // block_d) > 768:
             block_d *= 2
         block_s, warps = max(4, 2048 // block_d), 4
-    rounds = 1
-    while rounds * block_s < items and rounds < 8:
-        rounds *= 2
+    # No more memory than the splits need: at batch 1 three such programs then fit beside stage one on every
+    # multiprocessor, so all are there when it ends, and none keeps the next call's stage one from starting.
+    rounds = min(-(-items // block_s), 8)
     return Merge(block_s, rounds, block_d, warps)
