@@ -18,6 +18,11 @@ logger = logging.getLogger("sglang.fork.auto")
 ON_CPU, ON_SIMULATED = "SGLANG_SPEC_AUTO_ON_CPU", "SGLANG_SPEC_AUTO_ON_SIMULATED"
 
 
+def asked(variable: str) -> bool:
+    """Whether a variable is set to something other than 0."""
+    return os.environ.get(variable, "") not in ("", "0")
+
+
 def server_facts(worker: Any) -> ServerFacts:
     """Read a worker whose pools, backends and graphs exist."""
     from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
@@ -37,8 +42,8 @@ def server_facts(worker: Any) -> ServerFacts:
         draft_backend=type(extend).__name__,
         draft_layers=int(config.num_hidden_layers),
         simulated=SIMULATE_ACC_LEN > 0,
-        on_cpu=bool(os.environ.get(ON_CPU) or os.environ.get(SCRIPT)),
-        on_simulated=bool(os.environ.get(ON_SIMULATED)),
+        on_cpu=asked(ON_CPU) or asked(SCRIPT),
+        on_simulated=asked(ON_SIMULATED),
         dp_attention=bool(args.enable_dp_attention),
         pipeline=int(args.pp_size) > 1,
         two_batch=bool(args.enable_two_batch_overlap),
