@@ -217,6 +217,35 @@ def test_rows(case: Case, checkpoints: dict[str, str]) -> None:
     assert "GiB weights, target (counted from the configuration)" in text
 
 
+def test_sglang_23490_a_backend_that_suits_the_draft(checkpoints: dict[str, str]) -> None:
+    """An MLA-only backend for the target and an MHA draft: the draft gets another, and the report says which."""
+    flags = ("--tp", "2", "--attention-backend", "flashmla", "--max-running-requests", "4", *CHAIN, *DUMMY)
+    content = resolve(Case("mla only", "h200_x2_nvlink", "kimi", flags, {}, draft="draft"), checkpoints)
+    found = content["deployment"]
+    rows = {row["about"]: row["what"] for row in found["rows"]}
+    assert rows["attention, verify"].startswith("flashmla")
+    assert "flashmla" not in rows["attention, draft"] and rows["attention, draft"] != "refused"
+    assert any("draft" in text and "flashmla" in text for text in found["notes"]), found["notes"]
+
+
+def test_sglang_24224_one_refusal(checkpoints: dict[str, str]) -> None:
+    """A GPU before Ampere: one fault, whatever is to be served on it."""
+    content = resolve(
+        Case("old", "t4_x1", "llama", (*DUMMY, "--mem-fraction-static", "0.95"), {}), checkpoints
+    )
+    faults = [f for f in checks.judge(content, "gpu") if f.level is Level.FAULT and f.about != "memory plan"]
+    assert len(faults) == 1 and "7.5" in faults[0].found
+
+
+def test_parts_that_decide_at_run_time(checkpoints: dict[str, str]) -> None:
+    content = resolve(CASES[0], checkpoints)
+    rows = {row["about"]: row for row in content["deployment"]["rows"]}
+    assert rows["graphs of verify"]["what"].startswith("3 tokens a request")
+    assert "one-shot" in rows["all-reduce, 3 rows"]["what"] and "43,008" in rows["all-reduce, 3 rows"]["what"]
+    for about in ("cycle as one graph", "fallback to decode"):
+        assert rows[about]["what"] in ("yes", "no", "none") and rows[about]["why"], rows[about]
+
+
 def test_weights_without_room_for_a_cache(checkpoints: dict[str, str]) -> None:
     """The weights alone need more than the fraction given: the flag and a value that would do are named."""
     flags = ("--tp", "8", "--mem-fraction-static", "0.7", *CHAIN, *DUMMY)
