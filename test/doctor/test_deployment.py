@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang.bench_verify.slice.shapes import find, rank_slice, target_config
 from sglang.verify_doctor import checks, deployment
 from sglang.verify_doctor.__main__ import launch_arguments, main, parser
-from sglang.verify_doctor.deployment import child
+from sglang.verify_doctor.deployment import child, weights
 from sglang.verify_doctor.deployment.machine import Machine
 from sglang.verify_doctor.facts import document
 from sglang.verify_doctor.findings import Level, worst
@@ -121,6 +122,34 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (home / name).mkdir()
         (home / name / "config.json").write_text(json.dumps(config))
     return {name: str(home / name) for name in ("llama", "kimi", "draft")}
+
+
+def test_weights_counted_from_a_configuration() -> None:
+    """Against a one-rank slice of Kimi-K2 as one H200 loaded it, and against headers that are at hand."""
+    slice_of_kimi = target_config(rank_slice(find("kimi-k2.5"), experts=64))
+    counted = weights.count(slice_of_kimi, slice_of_kimi, 1)
+    assert counted is not None and abs(counted / 2**30 - 8.69) < 0.02 * 8.69
+    for name in ("nano", "nano-eagle3"):
+        config = json.loads((SHIPPED / name / "config.json").read_text(encoding="utf-8"))
+        counted = weights.count(config, config, 1)
+        stored = sum(file.stat().st_size for file in (SHIPPED / name).glob("*.safetensors"))
+        assert counted is not None and 0.8 < counted / stored < 1.6, (name, counted, stored)
+    assert weights.count({"hidden_size": 8}, {}, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("model.layers.0.mlp.experts.3.up_proj.weight", 0.25),
+        ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", 1),
+        ("model.layers.0.input_layernorm.weight", 1),
+        ("model.layers.1.mlp.gate.weight", 1),
+        ("model.layers.1.mlp.gate_proj.weight", 0.25),
+        ("fc.weight", 1),
+    ],
+)
+def test_share_of_a_rank(name: str, share: float) -> None:
+    assert weights._share(name, 100, 4) == 100 * share
 
 
 @dataclass(frozen=True)
