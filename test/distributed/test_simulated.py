@@ -75,7 +75,7 @@ def test_fused_norm_in_place_and_interleaved_workspaces() -> None:
             assert torch.equal(result[n][1], hidden.bfloat16())  # type: ignore[index]
 
 
-def test_a_lost_flag_ends_the_wait_with_both_names() -> None:
+def test_rtx6kpro_21_a_lost_flag_ends_the_wait_with_both_names() -> None:
     fabric = Fabric(3, SPECS)
 
     def lose(step: Step) -> bool:
@@ -166,7 +166,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals_are_sentences(name: str) -> None:
+def test_sglang_v100_2_refusals_are_sentences(name: str) -> None:
     call, words = REFUSED[name]
     admission = admit(**call)  # type: ignore[arg-type]
     assert not admission and words in admission.reason

@@ -523,3 +523,23 @@ def test_load_of_a_recorded_gpu() -> None:
     found = [f for f in checks.judge(facts("h200_x1_vm")) if f.about in ("clocks", "link")]
     assert [f.level for f in found] == [Level.OK]
     assert found[0].found == "under load: 1680 MHz, 686 W, 58 C, 572.6 Tflop/s (bf16)"
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "says"),
+    [
+        (RTX, Level.NOTE, ("sm_120", "never run", "MLA bf16 triton 32x32")),
+        ("h200_x1_vm", Level.OK, ("sm_90 (measured)", "MLA bf16 hopper 64x32")),
+        ("t4_x1", Level.NOTE, ("7.5", "stock kernels")),
+    ],
+)
+def test_kernels_of_an_architecture(name: str, level: Level, says: tuple[str, ...]) -> None:
+    (found,) = [f for f in checks.judge(facts(name)) if f.group == "fork" and f.about == "kernels"]
+    assert found.level is level and all(part in found.found for part in says), found.found
+
+
+def test_measured_architectures_are_those_of_the_plan() -> None:
+    from sglang.srt.layers.attention.verify.plan import MEASURED_FAMILIES
+    from sglang.verify_doctor.checks.kernels import MEASURED
+
+    assert set(MEASURED_FAMILIES) == MEASURED

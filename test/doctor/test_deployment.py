@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang.bench_verify.slice.shapes import find, rank_slice, target_config
 from sglang.verify_doctor import checks, deployment
 from sglang.verify_doctor.__main__ import launch_arguments, main, parser
-from sglang.verify_doctor.deployment import child
+from sglang.verify_doctor.deployment import child, weights
 from sglang.verify_doctor.deployment.machine import Machine
 from sglang.verify_doctor.facts import document
 from sglang.verify_doctor.findings import Level, worst
@@ -123,6 +124,34 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(home / name) for name in ("llama", "kimi", "draft")}
 
 
+def test_weights_counted_from_a_configuration() -> None:
+    """Against a one-rank slice of Kimi-K2 as one H200 loaded it, and against headers that are at hand."""
+    slice_of_kimi = target_config(rank_slice(find("kimi-k2.5"), experts=64))
+    counted = weights.count(slice_of_kimi, slice_of_kimi, 1)
+    assert counted is not None and abs(counted / 2**30 - 8.69) < 0.02 * 8.69
+    for name in ("nano", "nano-eagle3"):
+        config = json.loads((SHIPPED / name / "config.json").read_text(encoding="utf-8"))
+        counted = weights.count(config, config, 1)
+        stored = sum(file.stat().st_size for file in (SHIPPED / name).glob("*.safetensors"))
+        assert counted is not None and 0.8 < counted / stored < 1.6, (name, counted, stored)
+    assert weights.count({"hidden_size": 8}, {}, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("model.layers.0.mlp.experts.3.up_proj.weight", 0.25),
+        ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", 1),
+        ("model.layers.0.input_layernorm.weight", 1),
+        ("model.layers.1.mlp.gate.weight", 1),
+        ("model.layers.1.mlp.gate_proj.weight", 0.25),
+        ("fc.weight", 1),
+    ],
+)
+def test_share_of_a_rank(name: str, share: float) -> None:
+    assert weights._share(name, 100, 4) == 100 * share
+
+
 @dataclass(frozen=True)
 class Case:
     """A deployment on a machine, and what its rows have to say."""
@@ -215,6 +244,35 @@ def test_rows(case: Case, checkpoints: dict[str, str]) -> None:
     assert memory["parts"]["weights, target"] > 1 << 30 and memory["token_bytes"] > 0
     text = " ".join(f.found for f in checks.judge(content, "gpu") if f.group == "deployment")
     assert "GiB weights, target (counted from the configuration)" in text
+
+
+def test_sglang_23490_a_backend_that_suits_the_draft(checkpoints: dict[str, str]) -> None:
+    """An MLA-only backend for the target and an MHA draft: the draft gets another, and the report says which."""
+    flags = ("--tp", "2", "--attention-backend", "flashmla", "--max-running-requests", "4", *CHAIN, *DUMMY)
+    content = resolve(Case("mla only", "h200_x2_nvlink", "kimi", flags, {}, draft="draft"), checkpoints)
+    found = content["deployment"]
+    rows = {row["about"]: row["what"] for row in found["rows"]}
+    assert rows["attention, verify"].startswith("flashmla")
+    assert "flashmla" not in rows["attention, draft"] and rows["attention, draft"] != "refused"
+    assert any("draft" in text and "flashmla" in text for text in found["notes"]), found["notes"]
+
+
+def test_sglang_24224_one_refusal(checkpoints: dict[str, str]) -> None:
+    """A GPU before Ampere: one fault, whatever is to be served on it."""
+    content = resolve(
+        Case("old", "t4_x1", "llama", (*DUMMY, "--mem-fraction-static", "0.95"), {}), checkpoints
+    )
+    faults = [f for f in checks.judge(content, "gpu") if f.level is Level.FAULT and f.about != "memory plan"]
+    assert len(faults) == 1 and "7.5" in faults[0].found
+
+
+def test_parts_that_decide_at_run_time(checkpoints: dict[str, str]) -> None:
+    content = resolve(CASES[0], checkpoints)
+    rows = {row["about"]: row for row in content["deployment"]["rows"]}
+    assert rows["graphs of verify"]["what"].startswith("3 tokens a request")
+    assert "one-shot" in rows["all-reduce, 3 rows"]["what"] and "43,008" in rows["all-reduce, 3 rows"]["what"]
+    for about in ("cycle as one graph", "fallback to decode"):
+        assert rows[about]["what"] in ("yes", "no", "none") and rows[about]["why"], rows[about]
 
 
 def test_weights_without_room_for_a_cache(checkpoints: dict[str, str]) -> None:

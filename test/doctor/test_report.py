@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -82,3 +83,16 @@ def test_columns_that_do_not_fit_are_named() -> None:
     rows = [["a", "b" * 20, "cccc"], ["1", "2", "3"]]
     assert tables.fitting(rows, 24) == ["a  " + "b" * 20, "1  2", "(too narrow for: cccc)"]
     assert tables.fitting([["only titles"]], 80) == []
+
+
+@pytest.mark.parametrize("width", [50, 100])
+def test_tables_in_colour_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", str(width))
+    gpu = {"name": "NVIDIA H200", "capability": "9.0", "memory_mib": 143771}
+    found = [replace(warning("topology", "peer writes cross sockets " * 6, "compare two"), group="machine")]
+    stream = Terminal()
+    report.show(found, "gpu", stream, facts={"nvidia": {"gpus": [gpu] * 2}})
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    assert "cure: compare two" in stream.getvalue()

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-ROWS = (1, 3, 5, 7, 13, 24, 47, 63)
 HIDDEN = 7168
+# Odd row counts, and the payloads of sglang-V100#2: 16 B, 14,336, 43,008, 131,072 and 393,216 bytes.
+SHAPES = [(rows, HIDDEN) for rows in (1, 3, 5, 7, 13, 47, 63)] + [(1, 8), (8, 8192), (24, 8192)]
 EPS = 1e-6
 
 
@@ -22,14 +23,14 @@ def against_nccl(kernels: Any, nccl: Any, device: torch.device) -> int:
     from sglang.srt.distributed.one_shot.protocol import Variant
 
     wrong, ranks = torch.zeros((), dtype=torch.int64, device=device), kernels.world_size
-    for turn, (rows, variant, dtype) in enumerate(
-        (rows, variant, dtype)
-        for rows in ROWS
+    for turn, (shape, variant, dtype) in enumerate(
+        (shape, variant, dtype)
+        for shape in SHAPES
         for variant in Variant
         for dtype in (torch.bfloat16, torch.float16)
     ):
         torch.manual_seed(turn * ranks + kernels.rank)
-        x = torch.randn(rows, HIDDEN, device=device).mul((1, 8, 50)[turn % 3]).to(dtype)
+        x = torch.randn(shape, device=device).mul((1, 8, 50)[turn % 3]).to(dtype)
         wanted = x.float()
         dist.all_reduce(wanted, group=nccl)
         got = kernels.all_reduce(x, variant=variant, limit_s=10.0)

@@ -200,7 +200,7 @@ def captured(kernels: CudaKernels, stream: torch.cuda.Stream, name: str, base: t
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ten_thousand_replays_of_interleaved_workspaces(ranks: int) -> None:
+def test_sglang_29946_ten_thousand_replays_of_interleaved_workspaces(ranks: int) -> None:
     shapes = {"eager": 3, "target": 24, "draft": 1}
     with opened(ranks, 12) as group:
         graphs: dict[tuple[int, str], Captured] = {}
@@ -258,7 +258,9 @@ def test_race_needs_data_before_its_flag() -> None:
 
 
 @pytest.mark.parametrize("variant", list(Variant))
-def test_a_withheld_flag_ends_the_wait_names_the_peer_and_gives_no_number(variant: Variant) -> None:
+def test_rtx6kpro_21_a_withheld_flag_ends_the_wait_names_the_peer_and_gives_no_number(
+    variant: Variant,
+) -> None:
     with opened(3, 4) as group:
         x = torch.ones(3, 2, 1024, dtype=torch.bfloat16, device=DEVICE)
         out = torch.zeros_like(x)
@@ -317,6 +319,6 @@ def test_pairs_through_the_same_kernel_and_the_owner_sees_the_pattern() -> None:
 
 @pytest.mark.parametrize("method", [Method.IPC, Method.FILE_DESCRIPTORS])
 @pytest.mark.parametrize("expandable", [False, True])
-def test_processes_share_buffers(method: Method, expandable: bool) -> None:
+def test_vllm_42609_processes_share_buffers(method: Method, expandable: bool) -> None:
     results = run_processes(2, method.name, expandable)
     assert results == ["ok", "ok"], results

@@ -31,6 +31,7 @@ ARGUMENTS = (
     "num_continuous_decode_steps",
     "disable_radix_cache",
     "disable_custom_all_reduce",
+    "nccl_profile",
     "speculative_algorithm",
     "speculative_draft_model_path",
     "speculative_num_steps",

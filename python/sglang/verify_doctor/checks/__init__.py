@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sglang.verify_doctor.checks import deployment, devices, links, machine, models, plan, settings, software
+from sglang.verify_doctor.checks import (
+    deployment,
+    devices,
+    kernels,
+    links,
+    machine,
+    models,
+    plan,
+    settings,
+    software,
+)
 from sglang.verify_doctor.findings import Finding
 from sglang.verify_doctor.registry import Check, contributions
 
@@ -35,7 +45,7 @@ GROUPS: dict[str, tuple[Check, ...]] = {
         links.width,
     ),
     "settings": (settings.nccl_version, settings.nccl_variables, settings.allocator, settings.profile),
-    "fork": (deployment.topics, deployment.fallbacks),
+    "fork": (deployment.topics, kernels.attention, deployment.fallbacks),
     "model": (models.pair, models.memory),
     "deployment": (plan.resolution, plan.memory),
 }

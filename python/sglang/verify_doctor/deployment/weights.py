@@ -72,8 +72,10 @@ def count(text: Mapping[str, Any], whole: Mapping[str, Any], ranks: int) -> int 
     bits = _Widths.of(text.get("quantization_config") or whole.get("quantization_config") or {})
     divided, kept = 2.0 * vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2), 0.0
     draft = text.get("draft_vocab_size")
-    if draft:  # Head of its own vocabulary; the embedding is shared with the target.
-        divided = 2.0 * draft * hidden
+    if (
+        draft
+    ):  # Head of its own vocabulary, and an embedding that is loaded before the target's takes its place.
+        divided = 2.0 * (vocabulary + draft) * hidden
         kept += 2.0 * 3 * hidden * hidden
     latent = text.get("kv_lora_rank")
     if latent:

@@ -17,6 +17,9 @@ from sglang.srt.speculative.cycle_graph.wiring import Runners, prepare_relay, wi
 
 logger = logging.getLogger(__name__)
 
+# Left free on the device for prefills; a parent takes some megabytes, about as much as the graphs it is made of.
+LEAST_ROOM = 1 << 30
+
 
 @dataclass(frozen=True)
 class ChildPasses:
@@ -172,21 +175,32 @@ def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
     pool = get_or_create_global_graph_memory_pool(torch.cuda)
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     vocabulary, ranks = int(runner.model_config.vocab_size), int(runner.ps.tp_size)
-    for drawn in (False, True):
-        for batch in reversed(runners.batches()):
-            # Several ranks would have to agree on the draw inside the graph, which has not been tried.
-            if drawn and (ranks > 1 or not sampled.fits(batch, graphs.width, vocabulary)):
-                continue
-            buffers = wire(runners, batch, relay, table, real_tokens=real_tokens, drawn=drawn)
-            children = tuple(runners.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
-            try:
-                graphs.add(capture(buffers, ChildPasses(children), pool, stream))
-            except RuntimeError as error:
-                if not drawn:
-                    raise
-                # Greedy cycles stand; sampled ones take upstream's path, counted.
-                logger.warning("cycle-graph: no graph for sampled cycles of %d requests: %s", batch, error)
-                break
+    # Small batches first, so that it is the large ones that go without when room runs out; a draw's scratch is
+    # reused by smaller draws, so there the large ones come first.
+    sizes = [(False, batch) for batch in runners.batches()] + [
+        (True, batch) for batch in reversed(runners.batches())
+    ]
+    for drawn, batch in sizes:
+        # Several ranks would have to agree on the draw inside the graph, which has not been tried.
+        if drawn and (ranks > 1 or not sampled.fits(batch, graphs.width, vocabulary)):
+            continue
+        scratch = sampled.scratch_bytes(batch, graphs.width, vocabulary) if drawn else 0
+        if torch.cuda.mem_get_info()[0] < LEAST_ROOM + scratch:
+            logger.warning(
+                "cycle-graph: less than %.1f GiB are free, no graph for %s batches of %d; lower --mem-fraction-static",
+                (LEAST_ROOM + scratch) / 2**30, "sampled" if drawn else "greedy", batch,
+            )  # fmt: skip
+            continue
+        buffers = wire(runners, batch, relay, table, real_tokens=real_tokens, drawn=drawn)
+        children = tuple(runners.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
+        try:
+            graphs.add(capture(buffers, ChildPasses(children), pool, stream))
+        except RuntimeError as error:
+            if not drawn:
+                raise
+            # Greedy cycles stand; sampled ones take upstream's path, counted.
+            logger.warning("cycle-graph: no graph for sampled cycles of %d requests: %s", batch, error)
+            break
     torch.cuda.synchronize()
     seconds, used = time.perf_counter() - begin, free - torch.cuda.mem_get_info()[0]
     counters.add("cycle_graph_capture_seconds", seconds)

@@ -20,9 +20,14 @@ LARGEST_SCRATCH = 512 << 20
 _MASK = 0xFFFFFFFF
 
 
+def scratch_bytes(batch: int, width: int, vocabulary: int) -> int:
+    """Memory that the draw of a batch takes for a moment."""
+    return batch * width * vocabulary * BYTES_PER_LOGIT
+
+
 def fits(batch: int, width: int, vocabulary: int) -> bool:
     """Whether the draw of a batch keeps to ``LARGEST_SCRATCH``."""
-    return batch * width * vocabulary * BYTES_PER_LOGIT <= LARGEST_SCRATCH
+    return scratch_bytes(batch, width, vocabulary) <= LARGEST_SCRATCH
 
 
 def mix(value: torch.Tensor) -> torch.Tensor:

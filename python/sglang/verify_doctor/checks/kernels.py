@@ -1,0 +1,46 @@
+"""Which attention configuration each GPU gets, from the table that the kernels' plans are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang.srt.layers.attention.verify.table import Tile, arch_family, choose_tile
+from sglang.verify_doctor.facts import nvidia
+from sglang.verify_doctor.facts.document import section
+from sglang.verify_doctor.findings import Finding, note, ok
+
+# Rows that are shown: a verify of 3 tokens with 8 heads a rank, over each kind of cache (value dims, bytes a value).
+SHOWN = (("MLA bf16", "mla", 512, 2), ("MLA fp8", "mla", 512, 1), ("GQA bf16", "gqa", 128, 2))
+ROWS = 24
+# The table says which of its groups was measured; the others were chosen by ahead-of-time compilation alone.
+MEASURED = frozenset({"sm_90"})
+
+
+def attention(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """The tiles of every capability present."""
+    if mode != "gpu":
+        return []
+    gpus = section(facts, "nvidia").get("gpus") or section(facts, "torch").get("devices") or []
+    findings = []
+    for pair in sorted({pair for gpu in gpus if (pair := nvidia.capability(gpu.get("capability")))}):
+        if pair < (9, 0):
+            findings.append(
+                note("kernels", f"capability {pair[0]}.{pair[1]}: the stock kernels (split-KV needs 9.0)")
+            )
+            continue
+        family = arch_family(pair)
+        tiles = "; ".join(
+            f"{name} {_text(choose_tile(family, kind, ROWS, dim, size, True))}"
+            for name, kind, dim, size in SHOWN
+        )
+        known = {"generic": "no row of its own in the table"}.get(
+            family, "measured" if family in MEASURED else "compiled ahead of time and checked, never run"
+        )
+        make = ok if family in MEASURED else note
+        findings.append(make("kernels", f"{family} ({known}): {tiles}; compiled at first use and cached"))
+    return findings
+
+
+def _text(tile: Tile) -> str:
+    return f"{tile.kernel} {tile.block_n}x{tile.block_r}, {tile.num_warps} warps"
