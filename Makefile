@@ -78,6 +78,8 @@ test-differential: dev  ## 320 generated requests, plain decoding against EAGLE-
 # The demo needs less than the tests do: without a .venv it makes a smaller one of its own.
 DEMO_VENV = $(if $(wildcard $(READY)),$(VENV),.venv-demo)
 DEMO_ARGS ?=
+# The committed row is written only when asked: make demo DEMO_OUT=benchmark/results/cpu_demo.json
+DEMO_OUT ?= build/cpu_demo.json
 
 .venv-demo/.ready: requirements/cpu.txt
 	@echo "1/3 environment: .venv-demo, about 4.6 GB, from requirements/cpu.txt"
@@ -97,7 +99,7 @@ demo: $(DEMO_VENV)/.ready  ## serve the shipped model with and without EAGLE-3 o
 	@$(DEMO_VENV)/bin/uv pip install --quiet --python $(DEMO_VENV)/bin/python --no-deps --no-build-isolation --editable .
 	@echo "3/3 two servers, one after the other"
 	@$(DEMO_VENV)/bin/python -m sglang.verify_demo --model-path models/nano --draft-path models/nano-eagle3 \
-		--prompts models/prompts.jsonl --out benchmark/results/cpu_demo.json $(DEMO_ARGS)
+		--prompts models/prompts.jsonl --out $(DEMO_OUT) $(DEMO_ARGS)
 
 lint: $(READY)  ## ruff and mypy
 	$(IN_VENV) -m ruff check .

@@ -42,6 +42,7 @@ from sglang.bench_verify.verdict import verdicts
     ],
 )
 def test_expected_expert_union(experts: int, per_token: int, tokens: int, union: float) -> None:
+    """G8 (omlx#2077): a verify of three tokens reads the experts of three tokens."""
     assert expected_union(experts, per_token, tokens) == pytest.approx(
         union, abs=0.6 if tokens == 6 else 0.06
     )
@@ -292,6 +293,8 @@ def test_accept_rates_are_shares_that_fall(text: str) -> None:
 
 
 def test_the_best_draft_length_follows_the_rates() -> None:
+    """G6 (sglang#25696): with a dear verify and few kept drafts the shortest chain wins, and then none."""
+
     def cycle(steps: int, ms: float) -> Row:
         case = {"context": 1024, "batch": 1, "draft_tokens": steps + 1 if steps else 0}
         name = "cycle_ms" if steps else "decode_ms"

@@ -157,6 +157,7 @@ def test_marks_outside_a_cycle_and_beyond_the_ring_do_no_harm() -> None:
 
 
 def test_break_even_of_a_public_report() -> None:
+    """G7 (rtx6kpro#10): the accept length needed to win, from the phases."""
     assert breakeven.needed_from_phases(10.0, {"verify": 12.0, "draft": 2.0}) == pytest.approx(1.4)
 
 

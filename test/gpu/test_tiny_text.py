@@ -1,4 +1,4 @@
-"""On a GPU the tiny model says the same with and without EAGLE-3, alone and in a batch with joins and leaves.
+"""E11 (mlx-lm#1423): on a GPU the tiny model says the same with and without EAGLE-3, alone and in a batch with joins and leaves.
 
 bf16 rounds; two computations of the same row may order a near-tie differently. A first difference is accepted only
 where plain decoding's two best logits are no further apart than ``TIE``, and at most for a few texts. Hidden states of a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 from sglang.fork.topics import Report, report
@@ -27,7 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="machine-readable form")
     options = parser.parse_args(argv)
     state = report()
-    print(json.dumps(state.as_dict(), indent=2) if options.json else render(state))
+    try:
+        print(json.dumps(state.as_dict(), indent=2) if options.json else render(state), flush=True)
+    except BrokenPipeError:
+        # A reader like `head` has enough; without this the interpreter complains when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if state.composed else 1
 
 

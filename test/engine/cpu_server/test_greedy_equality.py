@@ -1,4 +1,4 @@
-"""Greedy text with EAGLE-3 equals greedy text without, token by token, on real servers in float32.
+"""E11 (mlx-lm#1423): greedy text with EAGLE-3 equals greedy text without, token by token, on real servers in float32.
 
 The plain text itself is checked against the transformers library, which shares nothing with the server.
 """

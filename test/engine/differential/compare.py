@@ -33,7 +33,7 @@ def differences(expected: Any, found: Any, at: str = "") -> list[str]:
     if isinstance(expected, dict) and isinstance(found, dict):
         out = []
         for key in sorted(expected.keys() | found.keys()):
-            if key in VOLATILE or key.startswith("spec_"):
+            if key in VOLATILE or str(key).startswith("spec_"):
                 continue
             if key in ("output_top_logprobs", "input_top_logprobs", "top_logprobs"):
                 out += _top(expected.get(key), found.get(key), f"{at}.{key}")

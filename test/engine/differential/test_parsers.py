@@ -54,6 +54,7 @@ class Said:
     content: str = ""
     reasoning: str = ""
     most: int = 200
+    thinking: bool = True
 
 
 TWO = call("left", 0, {"n": 1}) + call("right", 1, {"n": 22})
@@ -64,6 +65,7 @@ SAID = (
         f"I will look.{SECTION}{call('left', 0, {'n': 22})}{SECTION_END}",
         (("left", {"n": 22}),),
         content="I will look.",
+        thinking=False,
     ),
     Said("nested arguments", SECTION + call("right", 0, NESTED) + SECTION_END, (("right", NESTED),)),
     Said(
@@ -84,8 +86,11 @@ SAID = (
         (("left", {"n": 1}),),
         reasoning="look left",
     ),
-    Said("thought cut short", f"{THINK}the bear sleeps in winter and wakes", reasoning="the bear", most=4),
-    Said("plain text", "Nothing to call.", content="Nothing to call."),
+    Said(
+        "thought cut short", f"{THINK}the bear sleeps in winter and wakes", reasoning="the bear sle", most=4
+    ),
+    Said("plain text", "Nothing to call.", content="Nothing to call.", thinking=False),
+    Said("a thought that never ends", "Nothing to call.", reasoning="Nothing to call."),
 )
 TOOLS = [
     {
@@ -104,6 +109,7 @@ def body(said: Said, folder: Path) -> dict[str, Any]:
         "tools": TOOLS,
         "temperature": 0,
         "max_tokens": said.most,
+        "chat_template_kwargs": {"thinking": said.thinking},
         "custom_logit_processor": Says.to_str(),
         "custom_params": {"say": say},
     }
