@@ -48,28 +48,6 @@ SETTINGS = (
         "sglang.bench_verify.environment",
     ),
     Setting(
-        "SGLANG_SPEC_AUTO_ON_CPU",
-        "flag",
-        "0",
-        "Let --speculative-auto switch on a CPU, where it gains nothing: for tests",
-        "sglang.srt.speculative.auto, in every rank",
-    ),
-    Setting(
-        "SGLANG_SPEC_AUTO_ON_SIMULATED",
-        "flag",
-        "0",
-        "Let --speculative-auto switch while acceptance is simulated: for benches of the switch",
-        "sglang.srt.speculative.auto, in every rank",
-    ),
-    Setting(
-        "SGLANG_SPEC_AUTO_SCRIPT",
-        "int",
-        "0",
-        "Change between speculation and plain decode every so many steps, whatever the figures say: for tests; 0 is off",
-        "sglang.srt.speculative.auto, in every rank",
-        least=0,
-    ),
-    Setting(
         "SGLANG_SPEC_BASELINE",
         "path",
         "",
