@@ -29,6 +29,7 @@ ABOVE = 4
 SWITCH_ON = {"SGLANG_SPEC_AUTO_ON_SIMULATED": "1"}
 CASES = ((1024, 1, 400), (16384, 1, 300), (1024, 2, 200))
 ARGUMENTS = {"cuda_graph_bs_decode": CAPTURED, "disable_prefill_cuda_graph": True}
+SWITCHED = {**ARGUMENTS, "speculative_auto": "on"}
 
 
 def specs() -> list[EngineSpec]:
@@ -36,7 +37,7 @@ def specs() -> list[EngineSpec]:
     return [
         EngineSpec("decode", steps=0, arguments=ARGUMENTS),
         *(
-            EngineSpec(f"auto-{accept}", accept_length=accept, arguments=ARGUMENTS, environment=SWITCH_ON)
+            EngineSpec(f"auto-{accept}", accept_length=accept, arguments=SWITCHED, environment=SWITCH_ON)
             for accept in (1.0, 2.5)
         ),
     ]

@@ -46,7 +46,9 @@ def switching(folder: Path, every: int, *flags: str) -> Iterator[Asked]:
         patch.setenv("SGLANG_SPEC_AUTO_SCRIPT", str(every) if every else "")
         patch.syspath_prepend(str(Path(__file__).parent))
         patch.setenv("PYTHONPATH", ":".join([str(Path(__file__).parent), *filter(None, [_python_path()])]))
-        with eagle_server(folder, *flags, overlap=True, plugins=(poisoned_draft_kv.ENTRY,)) as server:
+        with eagle_server(
+            folder, "--speculative-auto=on", *flags, overlap=True, plugins=(poisoned_draft_kv.ENTRY,)
+        ) as server:
             assert poisoned_draft_kv.MARK in server.log.read_text(errors="replace")
             yield server
 
