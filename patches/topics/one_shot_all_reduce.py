@@ -18,6 +18,7 @@ TOPIC = Topic(
     ),
     detect="with the topic off, bench_all_reduce shows upstream's own all-reduce as fast as ours on PCIe",
     overlay=("sglang/srt/distributed/one_shot/", "sglang/bench_all_reduce/"),
+    stacks_on=("verify-stats", "verify-graph", "speculative-auto"),
     edits=(
         Around(file=GROUPS, scope="GroupCoordinator.__init__", hook=f"{HOOKS}:init_group"),
         Around(file=GROUPS, scope="GroupCoordinator.all_reduce", hook=f"{HOOKS}:all_reduce"),
@@ -52,6 +53,11 @@ TOPIC = Topic(
             file=f"{RUNNERS}/prefill_cuda_graph_runner.py",
             scope="PrefillCudaGraphRunner.capture",
             hook=f"{HOOKS}:capture_graphs",
+        ),
+        Around(
+            file="sglang/srt/managers/scheduler.py",
+            scope="Scheduler.get_internal_state",
+            hook=f"{HOOKS}:internal_state",
         ),
     ),
 )

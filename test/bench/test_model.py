@@ -28,11 +28,13 @@ def committed() -> list[check.Comparison]:
 def test_committed_rows_are_predicted_within_15_percent() -> None:
     """Decode, cycle and phases of upstream and the fork at four contexts.
 
-    But for the fork's ``sample`` in rows that are older than the kernel in it (docs/deployment-model.md).
+    But for the fork's ``sample`` in rows that are older than the kernel in it, and for cycles in one graph, for which
+    the command prints the comparison and nothing is claimed (docs/deployment-model.md).
     """
     compared = committed()
     assert len(compared) > 40
-    off = {item.name for item in compared if abs(item.error) >= TOLERANCE}
+    told = [item for item in compared if check.ONE_GRAPH not in item.name]
+    off = {item.name for item in told if abs(item.error) >= TOLERANCE}
     assert off <= {f"fork, dummy router, sample at {context}" for context in (1024, 16384, 65536, 131072)}
 
 

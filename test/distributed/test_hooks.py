@@ -306,3 +306,19 @@ def test_upstreams_capture_still_has_the_seams() -> None:
     for runner in (EAGLEDraftCudaGraphRunner, EAGLEDraftExtendCudaGraphRunner):
         assert "capture" not in vars(runner) and "_capture_one_stream" not in vars(runner)
         assert hasattr(runner.capture, "__wrapped__")
+
+
+def test_the_servers_state_names_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+
+    from sglang.srt.distributed.one_shot import attach, hooks
+
+    monkeypatch.setattr(
+        hooks, "states", {"tp:0": attach.State("tp:0", None, "no GPU", "cpu has no such kernel")}
+    )
+    output = type("Output", (), {"internal_state": {"mine": 1}})()
+    found = hooks.internal_state(lambda self: output, None).internal_state
+    json.dumps(found)
+    assert found["mine"] == 1
+    assert found["one_shot_all_reduce"]["tp:0"]["ours"] is False
+    assert "no GPU" in found["one_shot_all_reduce"]["tp:0"]["lines"][0][1]

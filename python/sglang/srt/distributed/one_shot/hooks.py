@@ -239,3 +239,17 @@ def describe() -> list[tuple[str, str]]:
     if not states:
         return [("all-reduce", "no group of several ranks")]
     return [line for state in states.values() for line in state.describe()]
+
+
+def internal_state(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around the scheduler's internal state: adds ``one_shot_all_reduce``, this rank's view of every group."""
+    output = original(self, *args, **kwargs)
+    output.internal_state["one_shot_all_reduce"] = {
+        name: {
+            "ours": state.communicator is not None,
+            "reason": state.reason,
+            "lines": [list(line) for line in state.describe()],
+        }
+        for name, state in states.items()
+    }
+    return output
