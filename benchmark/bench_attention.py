@@ -7,6 +7,8 @@ before every call and subtracts the time of the flushes alone. Times are medians
 
     python benchmark/bench_attention.py --out benchmark/results/attention_h200.json
 
+``--backends fork one-launch two-launches`` compares the fork's own two paths.
+
 Bytes count every cached key once, whatever a kernel reads. The share is of a device-to-device copy measured in
 the same process (bytes read plus bytes written).
 """
@@ -18,7 +20,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from sglang.bench_verify.rows import Metric, Results, Row
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
 from sglang.srt.layers.attention.verify.context import KVContext
 from sglang.srt.layers.attention.verify.mla import mla_attention
-from sglang.srt.layers.attention.verify.plan import device_traits, make_plan
+from sglang.srt.layers.attention.verify.plan import Fused, device_traits, make_plan
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 CONTEXTS = (1024, 4096, 16384, 65536, 131072)
@@ -82,10 +84,15 @@ class Setup:
         self.bytes = case.batch * self.length * LATENT * self.width
 
 
-def fork_call(setup: Setup) -> tuple[Call, str]:
-    """The product; ``prefix`` lengths for verify, full lengths for decode, as the backend passes them."""
+def fork_call(setup: Setup, fused: Fused | None = None) -> tuple[Call, str]:
+    """The product; ``prefix`` lengths for verify, full lengths for decode, as the backend passes them.
+
+    ``fused`` forces one launch ("always") or two ("no") where policy would choose.
+    """
     case = setup.case
     traits = device_traits()
+    if fused is not None:
+        traits = replace(traits, fused=fused)
     request = AttentionRequest(
         kind="mla",
         batch=case.batch,
@@ -273,7 +280,11 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def backends(case: Case, wanted: Sequence[str]) -> dict[str, Callable[[Setup], tuple[Call, str]]]:
     """What can run ``case``, the fork first: the others' output is compared with its."""
-    found: dict[str, Callable[[Setup], tuple[Call, str]]] = {"fork": fork_call}
+    found: dict[str, Callable[[Setup], tuple[Call, str]]] = {
+        "fork": fork_call,
+        "one-launch": lambda setup: fork_call(setup, "always"),
+        "two-launches": lambda setup: fork_call(setup, "no"),
+    }
     if "upstream" in wanted:
         if case.tokens == 1:
             found["upstream"] = upstream_decode_call
@@ -321,9 +332,9 @@ def measure(case: Case, args: argparse.Namespace, copy: float, flush: torch.Tens
                 "tb_s": Metric(round(rate, 4), "TB/s"),
                 "share_of_copy": Metric(round(rate / copy, 4), "ratio"),
             }
-            if mode == "in_loop" and not case.fp8 and name != "flashinfer":
+            if mode == "in_loop" and not case.fp8 and name in ("fork", "upstream"):
                 metrics["mla_verify_us"] = time_us
-            variant = "fork" if name == "fork" else "upstream"
+            variant = "upstream" if name in ("upstream", "flashinfer") else "fork"
             results.add(
                 Row(
                     bench="attention",

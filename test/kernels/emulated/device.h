@@ -336,5 +336,4 @@ DEVICE void packet_put(unsigned* a, uint4 x) {
   a[0] = x.x; a[1] = x.y;
   device::S->progress++;
 }
-DEVICE void back_off() {}
 DEVICE void give_up() { device::fail("gave up waiting for another block"); }

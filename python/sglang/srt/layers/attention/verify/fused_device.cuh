@@ -144,6 +144,5 @@ DEVICE void packet_put(u32* a, uint4 x) {
 }
 DEVICE u32 word_get(const u32* a) { u32 x; asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(a) : "memory"); return x; }
 DEVICE void word_put(u32* a, u32 x) { asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(a), "r"(x) : "memory"); }
-DEVICE void back_off() { asm volatile("nanosleep.u32 100;"); }
 DEVICE void give_up() { asm volatile("trap;"); }
 #endif

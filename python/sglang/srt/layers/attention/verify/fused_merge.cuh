@@ -105,7 +105,6 @@ DEVICE void weigh(const Params& p, const Work& w, u32 sm, int tid, int item) {
     u32 x = word_get(a);
     for (int n = 0; x == EMPTY; n++) {
       if (n == PATIENCE) give_up();
-      back_off();
       x = word_get(a);
     }
     word_put(a, EMPTY);
@@ -154,10 +153,6 @@ DEVICE void merge(const Params& p, const Work& w, u32 sm, int tid, int item) {
   const int group = tid / width, k = tid - group * width;
   const u32 weights = sm + AT_WEIGHTS, sums = sm + AT_SUMS;
   u16* out = p.out + (i64)w.request * rows * VALUE;
-  // Weights are there once everybody's headers are: until then only those few words are polled, because blocks that
-  // are done early and ask for packets again and again would take the cache from blocks that still read keys.
-  await_weights();
-  STAMP(7);
   for (int base = s.begin; base < s.end; base += width) {
     const int packet = base + k;
     const bool active = group < groups && packet < s.end;
@@ -187,6 +182,10 @@ DEVICE void merge(const Params& p, const Work& w, u32 sm, int tid, int item) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
           if (b0 + i * groups < w.count) packet_put(from + (b0 + i * groups) * step, uint4{EMPTY, EMPTY, EMPTY, EMPTY});
+      }
+      if (base == s.begin && b0 == group) {
+        STAMP(7);
+        await_weights();
       }
 #pragma unroll
       for (int i = 0; i < BATCH; i++)

@@ -117,13 +117,11 @@ def merge_launch(plan: SplitPlan, form: CallForm) -> Launch:
     """Stage two of ``plan``."""
     r, merge = plan.request, plan.merge
     kernel = merge_kernel
-    lanes: dict[str, int] = {}
     if r.capability != (0, 0):
         from sglang.srt.layers.attention.verify.merge_gpu import merge_gpu_kernel
 
         kernel = merge_gpu_kernel
-        lanes = {"LANES": triton.next_power_of_2(merge.rounds * merge.block_s)}
-    constants = lanes | {
+    constants = {
         "Q_HEADS": r.q_heads,
         "DIM": r.v_dim,
         "BLOCK_D": merge.block_d,

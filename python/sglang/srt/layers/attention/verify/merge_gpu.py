@@ -34,7 +34,6 @@ def merge_gpu_kernel(
     BLOCK_D: gl.constexpr,
     BLOCK_S: gl.constexpr,
     ROUNDS: gl.constexpr,
-    LANES: gl.constexpr,
     BATCH_LANES: gl.constexpr,
     LENS_INCLUDE_NEW: gl.constexpr,
     HAS_TABLE: gl.constexpr,
@@ -45,8 +44,7 @@ def merge_gpu_kernel(
 ):
     """Grid (batch * tokens * heads, ceil(DIM / BLOCK_D)); see ``merge.merge_kernel``.
 
-    Takes up to ROUNDS blocks of BLOCK_S splits at once, as many as the request has. LANES is the power of two from
-    ROUNDS * BLOCK_S on.
+    Takes up to ROUNDS blocks of BLOCK_S splits at once (ROUNDS a power of two), as many as the request has.
     """
     # The next call's first stage may start on the multiprocessors that are free already: it touches nothing of this one's
     # before it has waited.
@@ -75,10 +73,10 @@ def merge_gpu_kernel(
     if count == 1:
         return
     values = gl.allocate_shared_memory(VALUE, [ROUNDS, BLOCK_S, BLOCK_D], FLAT)
-    weights = gl.allocate_shared_memory(gl.float32, [LANES // BLOCK_S, BLOCK_S], LINE)
+    weights = gl.allocate_shared_memory(gl.float32, [ROUNDS, BLOCK_S], LINE)
     d = gl.program_id(1) * BLOCK_D + gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, LV))
     sv = gl.arange(0, BLOCK_S, layout=gl.SliceLayout(1, LV))
-    s1 = gl.arange(0, LANES, layout=L1)
+    s1 = gl.arange(0, SPLITS, layout=L1)
     item = first * ROWS + row % ROWS
     acc = gl.zeros([BLOCK_S, BLOCK_D], gl.float32, LV)
     norm = 0.0
@@ -93,14 +91,12 @@ def merge_gpu_kernel(
             )
         async_copy.commit_group()
         log_sum = gl.load(
-            partial_lse + item + (start + s1) * ROWS,
-            mask=(start + s1 < count) & (s1 < SPLITS),
-            other=float("-inf"),
+            partial_lse + item + (start + s1) * ROWS, mask=start + s1 < count, other=float("-inf")
         )
         m_new = gl.maximum(m, gl.max(log_sum, 0))
         alpha = gl.exp2(m - m_new)
         weight = gl.exp2(log_sum - m_new)
-        weights._reinterpret(gl.float32, [LANES], LINE).store(weight)
+        weights._reinterpret(gl.float32, [SPLITS], LINE).store(weight)
         norm = norm * alpha + gl.sum(weight, 0)
         m = m_new
         acc = acc * alpha

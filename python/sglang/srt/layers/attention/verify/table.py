@@ -139,7 +139,7 @@ def choose_merge(family: str, items: int, rows: int, dim: int) -> Merge:
         while block_d < min(dim, 512) and rows * (dim // block_d) > 768:
             block_d *= 2
         block_s, warps = max(4, 2048 // block_d), 4
-    # No more memory than the splits need: at batch 1 three such programs then fit beside stage one on every
-    # multiprocessor, so all are there when it ends, and none keeps the next call's stage one from starting.
-    rounds = min(-(-items // block_s), 8)
+    rounds = 1
+    while rounds * block_s < items and rounds < 8:
+        rounds *= 2
     return Merge(block_s, rounds, block_d, warps)
