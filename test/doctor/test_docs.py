@@ -27,7 +27,7 @@ def between(first: str, last: str) -> str:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_table(name: str) -> None:
-    assert between(f"table: {name}", "table") == markdown(TABLES[name])
+    assert between(f"settings: {name}", "settings") == markdown(TABLES[name])
 
 
 def test_profiles() -> None:
