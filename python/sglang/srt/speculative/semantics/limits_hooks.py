@@ -44,9 +44,11 @@ def known_tokens(
     Requests with images or sound are left to upstream, which puts placeholders into their ids.
 
     Raises:
-        ValueError: an id below 0 or not below the vocabulary; upstream answers it with status 400.
+        ValueError: an id below 0 or not below the vocabulary, or a list where a single request needs one value;
+            upstream answers it with status 400.
     """
     original(manager, obj, input_ids, *rest)
+    _check_single(obj)
     if not input_ids or obj.contains_mm_input():
         return
     size = int(manager.model_config.vocab_size)
@@ -56,3 +58,13 @@ def known_tokens(
             f"input_ids[{place}] = {value} is no token of this model, whose ids are 0 to {size - 1}; "
             "tokenize with this model's tokenizer"
         )
+
+
+def _check_single(obj: Any) -> None:
+    """Refuse lists that only a batch may give: the scheduler raises on them, and ends for everybody."""
+    wanted = getattr(obj, "return_hidden_states", False)
+    if not isinstance(wanted, bool) and wanted != "last":
+        raise ValueError(f'return_hidden_states = {wanted!r} is neither true nor false nor "last"')
+    key = getattr(obj, "extra_key", None)
+    if key is not None and not isinstance(key, str):
+        raise ValueError(f"extra_key = {key!r} is no text; a single request takes one text or nothing")
