@@ -117,9 +117,7 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_whole_run_writes_rows_and_a_table(tmp_path: Path) -> None:
-    done = run(
-        tmp_path, "--json", str(tmp_path / "rows.json"), "--table", str(tmp_path / "table.json"), "--write"
-    )
+    done = run(tmp_path, "--json", str(tmp_path / "rows.json"), "--table", str(tmp_path / "table.json"))
     assert done.returncode == 0, done.stderr
     assert "preflight  passed" in done.stdout
     results = Results.load(tmp_path / "rows.json")
