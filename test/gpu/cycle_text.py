@@ -19,13 +19,9 @@ SPLIT: dict[str, Any] = {"logit_bias": {"5": 0.0}}
 def main() -> None:
     """Start the engine, generate, print."""
     import sglang
-    from sglang.srt.server_args import ServerArgs
 
     tokens = int(sys.argv[1])
-    # Where the break-even switch exists, it would mix plain steps in.
-    switch: dict[str, Any] = {"speculative_auto": "off"} if hasattr(ServerArgs, "speculative_auto") else {}
     engine = sglang.Engine(
-        **switch,
         model_path=str(MODELS / "nano"),
         dtype="bfloat16",
         attention_backend="triton",
@@ -36,6 +32,8 @@ def main() -> None:
         cuda_graph_max_bs_decode=MAX_BATCH,
         disable_radix_cache=True,
         log_level="info",
+        # Plain steps of the break-even switch would mix in.
+        speculative_auto="off",
         speculative_algorithm="EAGLE3",
         speculative_draft_model_path=str(MODELS / "nano-eagle3"),
         speculative_num_steps=2,

@@ -34,6 +34,7 @@ def main() -> None:
         sampling_backend="pytorch",
         max_total_tokens=2048,
         max_running_requests=4,
+        speculative_auto="off",
         context_length=256,
         log_level="warning",
         speculative_algorithm="EAGLE3",
