@@ -106,6 +106,21 @@ PANELS = (
         ((rate("spec_eager_passes_total", "pass"), "{{pass}}"),),
     ),
     Panel(
+        "Verify steps by graph",
+        "Verify steps a second that replayed their graph, and those that did not, by reason.",
+        "ops",
+        ((rate("spec_verify_graph_steps_total", "kind", "reason"), "{{kind}}: {{reason}}"),),
+    ),
+    Panel(
+        "Speculative or plain",
+        "Steps a second by what the automatic choice made them, and its switches.",
+        "ops",
+        (
+            (rate("spec_auto_steps_total", "mode"), "{{mode}}"),
+            (rate("spec_auto_switches_total", "to"), "switch to {{to}}"),
+        ),
+    ),
+    Panel(
         "Fallbacks by path and reason",
         "Times a fast path handed over to the stock path, a second.",
         "ops",
@@ -117,7 +132,6 @@ PANELS = (
         "Accepted tokens behind the end of a request, a second: work of a verify that nobody reads.",
         "ops",
         ((rate("spec_tokens_past_end_total"), "tokens"),),
-        width=12,
     ),
     Panel(
         "Tokens a second", "Upstream's gauge.", "none", ((f"sum(sglang:gen_throughput{MODEL})", "tokens/s"),)

@@ -146,6 +146,9 @@ def test_metrics_of_the_dashboard_are_served(container: Container) -> None:
         "sglang:spec_tokens_past_end_total",
         "sglang:spec_graph_replays_total",
         "sglang:spec_eager_passes_total",
+        "sglang:spec_verify_graph_steps_total",
+        "sglang:spec_auto_steps_total",
+        "sglang:spec_auto_switches_total",
         "sglang:inter_token_latency_seconds_bucket",
     }
     wanted = set(NAME.findall(" ".join(queries().values()))) - rare
