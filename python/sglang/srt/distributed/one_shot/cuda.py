@@ -149,7 +149,7 @@ class CudaKernels(OneShotKernels):
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
-        weight: torch.Tensor,
+        gain: torch.Tensor,
         eps: float,
         *,
         out: torch.Tensor | None = None,
@@ -161,16 +161,16 @@ class CudaKernels(OneShotKernels):
         out = torch.empty_like(x) if out is None else out
         residual_out = torch.empty_like(x) if residual_out is None else residual_out
         self._check_tensors(x, residual, out, residual_out, workspace=workspace)
-        self.require(weight, workspace=workspace)
-        if weight.shape != x.shape[-1:] or weight.dtype != x.dtype or weight.device != x.device:
+        self.require(gain, workspace=workspace)
+        if gain.shape != x.shape[-1:] or gain.dtype != x.dtype or gain.device != x.device:
             raise Unsupported(
-                f"one-shot all-reduce: weight {tuple(weight.shape)} {weight.dtype} on {weight.device} does not "
+                f"one-shot all-reduce: gain {tuple(gain.shape)} {gain.dtype} on {gain.device} does not "
                 f"fit x {tuple(x.shape)} {x.dtype} on {x.device}"
             )
         call = self._prepare(x, out, workspace, variant, limit_s)
         call.fused, call.eps = 1, eps
         call.residual, call.residual_out = residual.data_ptr(), residual_out.data_ptr()
-        call.weight = weight.data_ptr()
+        call.weight = gain.data_ptr()
         self._launch(call)
         return out, residual_out
 

@@ -188,7 +188,7 @@ class OneShotKernels(ABC):
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
-        weight: torch.Tensor,
+        gain: torch.Tensor,
         eps: float,
         *,
         out: torch.Tensor | None = None,
@@ -197,12 +197,12 @@ class OneShotKernels(ABC):
         variant: Variant = Variant.ONE_SHOT,
         limit_s: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``h = sum(x) + residual``; returns ``(h / sqrt(mean(h^2) + eps) * weight, h)``; one launch.
+        """``h = sum(x) + residual``; returns ``(h / sqrt(mean(h^2) + eps) * gain, h)``; one launch.
 
         Args:
             x: [..., hidden] partial sums of this rank.
             residual: same shape and dtype, equal on every rank.
-            weight: [hidden], same dtype.
+            gain: [hidden], same dtype.
             eps: of the RMSNorm.
             out, residual_out: where to write; ``x`` and ``residual`` themselves are allowed. Allocated if None.
             workspace, variant, limit_s: as in :meth:`all_reduce`.

@@ -124,7 +124,7 @@ class SimulatedKernels(OneShotKernels):
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
-        weight: torch.Tensor,
+        gain: torch.Tensor,
         eps: float,
         *,
         out: torch.Tensor | None = None,
@@ -135,11 +135,11 @@ class SimulatedKernels(OneShotKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = torch.empty_like(x) if out is None else out
         residual_out = torch.empty_like(x) if residual_out is None else residual_out
-        self.require(x, residual, weight, out, residual_out, workspace=workspace)
+        self.require(x, residual, gain, out, residual_out, workspace=workspace)
         hidden = self._sum(x, workspace, variant, limit_s, None) + residual.float()
         scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps)
         residual_out.copy_(hidden)
-        out.copy_(hidden * scale * weight.float())
+        out.copy_(hidden * scale * gain.float())
         return out, residual_out
 
     def check(self, workspace: str | None = None) -> None:

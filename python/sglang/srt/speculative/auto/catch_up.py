@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from sglang.srt.speculative.auto.rows import RowRing
+from torch import Tensor
 
 
 class KeysOnly:
@@ -27,14 +28,14 @@ class KeysOnly:
 
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         layer: Any,
         forward_batch: Any,
         save_kv_cache: bool = True,
         **kwargs: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Store ``k`` and ``v`` at the batch's slots; the output ``[rows, heads * width]`` is zero."""
         from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
