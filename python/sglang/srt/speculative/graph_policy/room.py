@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sglang.srt.speculative.graph_policy.sizes import KindPlan
 
 MIB = 1 << 20
-# Memory of one graph by layer: kernel nodes and their parameters. Calibrated on one H200, see docs/verify-graph.md.
+# Memory of one graph by layer: kernel nodes and their parameters. An estimate: no capture has run alone on a GPU yet.
 GRAPH_BYTES_PER_LAYER = 160 << 10
 GRAPH_BYTES = 1 << 20
 # Activations alive at once, in rows of the hidden size. An absorbed MLA layer holds queries of 64 heads beside them.
