@@ -16,6 +16,7 @@ VOLATILE = frozenset(
         "id",
         "created",
         "e2e_latency",
+        "response_sent_to_client_ts",  # a wall-clock stamp, there or not by a race within upstream
         "cached_tokens",
         "cached_tokens_details",
         "num_retractions",
