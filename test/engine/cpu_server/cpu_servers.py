@@ -46,7 +46,7 @@ class Running:
     setup: Setup
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # an idle scheduler polls: a server kept to the end costs a core
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Setup], Running]]:
     """Give a function that starts a setup, replacing the one before: two cores carry one server at a time."""
     current: dict[str, Running] = {}
