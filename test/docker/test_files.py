@@ -245,6 +245,9 @@ def own_metrics() -> dict[str, set[str]]:
     from sglang.srt.speculative.stats.collector import Window
     from sglang.srt.speculative.stats.totals import PHASES
 
+    # A publisher of another test of this process may have left its metrics in the one registry.
+    for collector in {c for n, c in REGISTRY._names_to_collectors.items() if n.startswith("sglang:spec")}:
+        REGISTRY.unregister(collector)
     before = set(REGISTRY._names_to_collectors)
     made = metrics.Publisher({"model_name": "m"})
     window = Window(timed=1)
