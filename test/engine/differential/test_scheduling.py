@@ -38,7 +38,7 @@ def server(
 ) -> Iterator[Server]:
     # ``asked`` comes first, so that its servers are gone.
     folder = tmp_path_factory.mktemp("scheduling")
-    retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+    retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in retract.items():
             patch.setenv(name, value)
