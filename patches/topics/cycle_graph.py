@@ -12,7 +12,12 @@ TOPIC = Topic(
     upstream="https://github.com/sgl-project/sglang/issues/29960",
     retire_when="upstream replays verify, accept, draft extend and draft as one graph",
     detect="with the topic off, a trace of a speculative step shows one graph launch",
-    overlay=("sglang/srt/speculative/cycle_graph/",),
+    overlay=(
+        "sglang/srt/speculative/cycle_graph/",
+        # It counts its steps as these two do; their own topics come later in the series.
+        "sglang/srt/speculative/graph_policy/",
+        "sglang/srt/speculative/stats/",
+    ),
     edits=(
         Around(
             file="sglang/srt/speculative/eagle_worker_v2.py",

@@ -12,7 +12,7 @@ TOPIC = Topic(
     upstream="https://github.com/sgl-project/sglang/blob/v0.5.17/python/sglang/srt/entrypoints/engine.py",
     retire_when="upstream keeps what the user set, or says what it changed, and ranks report what they see",
     detect="with the topic off, CUDA_DEVICE_MAX_CONNECTIONS=1 of the user is found as 1 in every rank",
-    overlay=("sglang/srt/verify_settings/",),
+    overlay=("sglang/srt/verify_settings/", "sglang/bench_verify/__init__.py", "sglang/bench_verify/gpu.py"),
     stacks_on=("cpu-eagle", "spec-arguments"),
     edits=(
         Around(file="sglang/srt/entrypoints/engine.py", scope="_set_envs_and_config", hook=f"{HOOKS}:launch"),

@@ -13,7 +13,15 @@ TOPIC = Topic(
     upstream="https://github.com/sgl-project/sglang/pull/39316",
     retire_when="upstream's Triton backend serves verify of absorbed MLA and GQA on CUDA with a split-KV kernel",
     detect="`bench_verify slice` gives the same verify time with the topic on and off at a context of 64k",
-    overlay=("sglang/srt/layers/attention/verify/",),
+    overlay=(
+        "sglang/srt/layers/attention/verify/",
+        # What its modules read of the settings; the rest of that package comes with nccl-settings.
+        "sglang/srt/verify_settings/__init__.py",
+        "sglang/srt/verify_settings/catalogue.py",
+        "sglang/srt/verify_settings/declare.py",
+        "sglang/srt/verify_settings/names.py",
+        "sglang/srt/verify_settings/declared/",
+    ),
     edits=(
         Around(file=FILE, scope="TritonAttnBackend.__init__", hook=f"{HOOKS}:init_backend"),
         Around(

@@ -22,7 +22,7 @@ TOPIC = Topic(
         "and a break-even"
     ),
     detect="with the topic off, the server's state holds device times of draft, verify, accept, draft extend",
-    overlay=("sglang/srt/speculative/stats/", "sglang/bench_verify/"),
+    overlay=("sglang/bench_verify/", "sglang/srt/speculative/auto/plain.py"),
     stacks_on=(
         "verify-fence",
         "cycle-graph",
