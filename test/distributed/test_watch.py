@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -157,6 +158,19 @@ def test_the_folder_is_not_needed_once_all_are_there(tmp_path: Path) -> None:
     assert "failed during serving: ValueError: no more" in outcomes[0].output
     assert outcomes[0].status == ending.STATUS
     assert 1.0 < seconds < LIMIT_S
+
+
+def ended_with_a_closed_log(rank: int, size: int, folder: Path) -> None:
+    gone = open(os.devnull, "w")
+    logging.getLogger().addHandler(logging.StreamHandler(gone))
+    gone.close()
+    ending.end(Loss(1, 7, "serving"), rank)
+
+
+def test_a_log_that_is_closed_does_not_keep_the_rank(tmp_path: Path) -> None:
+    outcomes, _ = ranks.run(ended_with_a_closed_log, 1, tmp_path, group=False)
+    assert outcomes[0].status == ending.STATUS, outcomes[0].output
+    assert "rank 1 (process 7) died during serving" in outcomes[0].output
 
 
 @pytest.mark.parametrize(

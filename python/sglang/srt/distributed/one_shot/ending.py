@@ -32,11 +32,16 @@ def end(loss: Loss, rank: int, abort: Callable[[], None] | None = None) -> None:
             abort()
         except Exception as error:
             logger.error("waiting kernels could not be aborted: %s", error)
-    for handler in logging.getLogger().handlers:
-        handler.flush()
-    sys.stderr.flush()
+    _flush()
     _tell_parent()
     os._exit(STATUS)
+
+
+def _flush() -> None:
+    # A handler whose stream is closed must not keep the rank: the thread would die here and the rank wait on.
+    for stream in (*logging.getLogger().handlers, sys.stderr):
+        with contextlib.suppress(ValueError, OSError):
+            stream.flush()
 
 
 def _tell_parent() -> None:
