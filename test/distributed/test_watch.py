@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
@@ -161,7 +162,7 @@ def test_the_folder_is_not_needed_once_all_are_there(tmp_path: Path) -> None:
 
 
 def ended_with_a_closed_log(rank: int, size: int, folder: Path) -> None:
-    gone = open(os.devnull, "w")
+    gone = io.StringIO()
     logging.getLogger().addHandler(logging.StreamHandler(gone))
     gone.close()
     ending.end(Loss(1, 7, "serving"), rank)
