@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.speculative.arguments.draft import expected_shapes
+from sglang.srt.speculative.arguments.weights import expected_shapes
 
 Config = dict[str, Any]
 

@@ -11,7 +11,8 @@ import pytest
 from checkpoints import DEEPSEEK, DRAFT, KIMI, LLAMA, MLA_DRAFT, draft_tensors, write
 from sglang.srt.speculative.arguments import ArgumentFault
 from sglang.srt.speculative.arguments.checkpoint import TensorHeader, read_headers
-from sglang.srt.speculative.arguments.draft import Pair, check, check_model_type, require_draft
+from sglang.srt.speculative.arguments.draft import check, check_model_type, require_draft
+from sglang.srt.speculative.arguments.pair import Pair
 
 IDENTITY = [0] * 320
 

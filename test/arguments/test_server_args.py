@@ -23,8 +23,9 @@ from sglang.srt import server_args as upstream
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.arguments import ArgumentFault, hooks
 from sglang.srt.speculative.arguments.choices import DRAFTING
-from sglang.srt.speculative.arguments.draft import DRAFT_PATH, EAGLE3_ARCHITECTURES
+from sglang.srt.speculative.arguments.draft import EAGLE3_ARCHITECTURES
 from sglang.srt.speculative.arguments.hooks import prepare
+from sglang.srt.speculative.arguments.pair import DRAFT_PATH
 from sglang.srt.speculative.arguments.target import can_capture
 
 SMALL: Tensors = {"model.norm.weight": ("BF16", (32,), None)}

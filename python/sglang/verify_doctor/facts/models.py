@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.speculative.arguments import aux_layers, checkpoint, configs, target
-from sglang.srt.speculative.arguments.draft import DRAFT_PATH, Pair, check
+from sglang.srt.speculative.arguments.draft import check
 from sglang.srt.speculative.arguments.faults import ArgumentFault
+from sglang.srt.speculative.arguments.pair import DRAFT_PATH, Pair
 from sglang.srt.speculative.arguments.tokenizers import remark
 
 MODEL_PATH = "--model-path"

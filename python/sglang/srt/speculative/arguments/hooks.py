@@ -29,6 +29,7 @@ from sglang.srt.speculative.arguments import (
     tokenizers,
 )
 from sglang.srt.speculative.arguments.faults import ArgumentFault, one_line
+from sglang.srt.speculative.arguments.pair import DRAFT_PATH, Pair
 from sglang.srt.speculative.arguments.target import require_capture
 
 logger = logging.getLogger("sglang.fork.arguments")
@@ -96,7 +97,7 @@ def _before(args: Any) -> checkpoint.Config | None:
         if target.config is not None:
             draft.require_draft(target.config, algorithm=algorithm, target_path=args.model_path)
         return None
-    proposer = _find(draft.DRAFT_PATH, path, args.speculative_draft_model_revision, "the draft", args)
+    proposer = _find(DRAFT_PATH, path, args.speculative_draft_model_revision, "the draft", args)
     if proposer.directory is not None and target.directory is not None:
         remark = tokenizers.remark(target.directory, proposer.directory, draft_path=path)
         if remark:
@@ -111,7 +112,7 @@ def _before(args: Any) -> checkpoint.Config | None:
 def _speculative_options(args: Any) -> tuple[tuple[str, object], ...]:
     """What only a proposer reads, with the values given."""
     return (
-        (draft.DRAFT_PATH, args.speculative_draft_model_path),
+        (DRAFT_PATH, args.speculative_draft_model_path),
         (flags.STEPS, args.speculative_num_steps),
         (flags.TOPK, args.speculative_eagle_topk),
         (flags.TOKENS, args.speculative_num_draft_tokens),
@@ -188,9 +189,9 @@ def _check_pair(args: Any, target: checkpoint.Config, proposer: Side) -> None:
         require_capture(models, configs.architecture(target), path=args.model_path)
     tensors = None
     if proposer.directory is not None and proposer.whole:
-        checkpoint.require_shards(draft.DRAFT_PATH, proposer.directory)
-        tensors = checkpoint.read_headers(draft.DRAFT_PATH, proposer.directory)
-    pair = draft.Pair(
+        checkpoint.require_shards(DRAFT_PATH, proposer.directory)
+        tensors = checkpoint.read_headers(DRAFT_PATH, proposer.directory)
+    pair = Pair(
         target=target,
         draft=config,
         draft_path=path,
@@ -309,7 +310,7 @@ def check_machine(args: Any) -> None:
         None,
         args.model_path,
     ):
-        sides.append((draft.DRAFT_PATH, args.speculative_draft_model_path, "the draft"))
+        sides.append((DRAFT_PATH, args.speculative_draft_model_path, "the draft"))
     for option, path, what in sides:
         directory = checkpoint.local_directory(option, path, what=what)
         if directory is None:
