@@ -31,7 +31,8 @@ from sglang.bench_verify.rows import Metric, Results, Row
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
 from sglang.srt.layers.attention.verify.context import KVContext
 from sglang.srt.layers.attention.verify.mla import mla_attention
-from sglang.srt.layers.attention.verify.plan import Fused, device_traits, make_plan
+from sglang.srt.layers.attention.verify.plan import device_traits, make_plan
+from sglang.srt.layers.attention.verify.table import Fused
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 CONTEXTS = (1024, 4096, 16384, 65536, 131072)

@@ -538,8 +538,21 @@ def test_kernels_of_an_architecture(name: str, level: Level, says: tuple[str, ..
     assert found.level is level and all(part in found.found for part in says), found.found
 
 
-def test_measured_architectures_are_those_of_the_plan() -> None:
-    from sglang.srt.layers.attention.verify.plan import MEASURED_FAMILIES
-    from sglang.verify_doctor.checks.kernels import MEASURED
-
-    assert set(MEASURED_FAMILIES) == MEASURED
+@pytest.mark.parametrize(
+    ("setting", "says", "not_says"),
+    [
+        (
+            "auto",
+            "MLA bf16 hopper 64x32, 4 warps, from batch 24 on one launch (CUDA C++); MLA fp8 hopper",
+            "",
+        ),
+        ("off", "MLA bf16 hopper 64x32, 4 warps; MLA fp8", "one launch"),
+        ("on", "MLA bf16 one launch (CUDA C++); MLA fp8 one launch", "hopper"),
+    ],
+)
+def test_the_one_launch_kernel_is_named_where_it_runs(setting: str, says: str, not_says: str) -> None:
+    content = facts("h200_x1_vm")
+    content["environment"] |= {"SGLANG_FORK_FUSED_ATTENTION": setting}
+    (found,) = [f for f in checks.judge(content) if f.group == "fork" and f.about == "kernels"]
+    assert says in found.found, found.found
+    assert not not_says or not_says not in found.found

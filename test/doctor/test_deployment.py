@@ -89,6 +89,8 @@ KIMI = {
         },
     },
 }
+# What one of eight ranks holds of it, in depth a fifth.
+SLICE = KIMI | {"num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 12}
 DRAFT = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -108,6 +110,9 @@ DRAFT = {
     "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [2, 30, 58]},
 }
 
+# A draft for the slice: layers that it has.
+LOW = DRAFT | {"eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [2, 5, 8]}}
+
 
 def facts(name: str) -> dict[str, Any]:
     """A machine."""
@@ -118,10 +123,10 @@ def facts(name: str) -> dict[str, Any]:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Descriptions without weights: a plan is wanted before a download."""
     home = tmp_path_factory.mktemp("models")
-    for name, config in (("llama", LLAMA), ("kimi", KIMI), ("draft", DRAFT)):
+    for name, config in (("llama", LLAMA), ("kimi", KIMI), ("slice", SLICE), ("draft", DRAFT), ("low", LOW)):
         (home / name).mkdir()
         (home / name / "config.json").write_text(json.dumps(config))
-    return {name: str(home / name) for name in ("llama", "kimi", "draft")}
+    return {name: str(home / name) for name in ("llama", "kimi", "slice", "draft", "low")}
 
 
 def test_weights_counted_from_a_configuration() -> None:
@@ -203,6 +208,21 @@ CASES = (
             "all-reduce": "upstream's custom kernel",
         },
         draft="draft",
+    ),
+    Case(
+        "a rank of Kimi with batches on both sides of the one launch",
+        "h200_x1_vm",
+        "slice",
+        (
+            *("--attention-backend", "triton", "--max-running-requests", "32", *CHAIN, *DUMMY),
+            *("--cuda-graph-config", '{"decode": {"bs": [1, 2, 4, 8, 16, 24, 32]}}'),
+        ),
+        {
+            "attention, verify": "batch 1 to 16 split and merge launches (Triton, warp-specialised), "
+            "batch 24 to 32 one launch (CUDA C++)",
+            "attention, draft": "triton",
+        },
+        draft="low",
     ),
     Case(
         "Llama without speculation",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paged import Batch, Case
 from sglang.srt.layers.attention.verify.admission import AttentionRequest, admit
 from sglang.srt.layers.attention.verify.context import KVContext
-from sglang.srt.layers.attention.verify.plan import DeviceTraits, make_plan
+from sglang.srt.layers.attention.verify.plan import DeviceTraits, by_batch, make_plan, planned_traits
 from sglang.srt.layers.attention.verify.workspace import Needs, VerifyWorkspace
 
 FUSED = DeviceTraits((9, 0), 132, fused="always")
@@ -91,6 +91,38 @@ def test_policy_is_apart_from_admission() -> None:
 def test_unknown_architecture_gets_the_generic_tile() -> None:
     plan = make_plan(replace(MLA, capability=(13, 0)), DeviceTraits((13, 0), 160), 4096)
     assert plan.reason.startswith("generic triton")
+
+
+@pytest.mark.parametrize(
+    ("setting", "request_", "forms"),
+    [
+        ("auto", MLA, [(1, 16, "split and merge"), (24, 64, "one launch")]),
+        ("auto", replace(MLA, kv_dtype=torch.float8_e4m3fn), [(1, 64, "split and merge")]),
+        ("auto", replace(MLA, tokens=1), [(1, 64, "split and merge")]),
+        ("off", MLA, [(1, 64, "split and merge")]),
+        ("on", MLA, [(1, 64, "one launch")]),
+        ("auto", replace(GQA, tokens=1), [(1, 8, "split and merge"), (16, 64, "stock kernel")]),
+    ],
+)
+def test_which_kernel_serves_which_batch(
+    setting: str, request_: AttentionRequest, forms: list[tuple[int, int, str]]
+) -> None:
+    """What the doctor and a server say is the plan's own word, batch by batch."""
+    device = planned_traits((9, 0), 132, setting)
+    sizes = (1, 2, 4, 8, 16, 24, 32, 64)
+    found = by_batch(request_, device, 131_072, sizes)
+    assert [(first, last) for first, last, _ in found] == [(first, last) for first, last, _ in forms]
+    assert all(text in plan.form for (_, _, plan), (_, _, text) in zip(found, forms, strict=True))
+    for size in sizes:
+        plan = make_plan(replace(request_, batch=size), device, 131_072)
+        (said,) = [named.form for first, last, named in found if first <= size <= last]
+        assert plan.form == said
+        assert (plan.tile.kernel == "fused") == (said.startswith("one launch"))
+
+
+def test_an_unmeasured_architecture_keeps_two_launches() -> None:
+    assert planned_traits((12, 0), 188, "auto").fused == "no"
+    assert planned_traits((12, 0), 188, "on").fused == "always"
 
 
 Break = Callable[[dict[str, Any]], None]

@@ -31,7 +31,7 @@ class Contribution:
             leaves ``{"error": text}``.
         checks: pure functions ``(facts, mode) -> findings``, ``mode`` being ``cpu`` or ``gpu``.
         deployment: ``"package.module:function"``, called as ``function(deployment)`` in a process that has torch
-            but perhaps no GPU, with ``sglang.verify_doctor.deployment.describe.Deployment``. Returns rows
+            but perhaps no GPU, with ``sglang.verify_doctor.deployment.subject.Deployment``. Returns rows
             ``(about, what, why)``: what will run, and the reason, from the same functions that decide at run time.
         server: judges one rank's state of a running server (``spec_stats`` of ``/server_info``).
     """

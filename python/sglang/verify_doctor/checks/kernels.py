@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sglang.srt.layers.attention.verify.table import Tile, arch_family, choose_tile
+from sglang.srt.layers.attention.verify.table import (
+    FORMS,
+    FUSED_FROM,
+    FUSED_VARIABLE,
+    MEASURED_FAMILIES,
+    arch_family,
+    choose_tile,
+    fused_pays,
+    fused_use,
+)
 from sglang.verify_doctor.facts import nvidia
 from sglang.verify_doctor.facts.document import section
 from sglang.verify_doctor.findings import Finding, note, ok
@@ -13,8 +22,6 @@ from sglang.verify_doctor.findings import Finding, note, ok
 # Rows that are shown: a verify of 3 tokens with 8 heads a rank, over each kind of cache (value dims, bytes a value).
 SHOWN = (("MLA bf16", "mla", 512, 2), ("MLA fp8", "mla", 512, 1), ("GQA bf16", "gqa", 128, 2))
 ROWS = 24
-# The table says which of its groups was measured; the others were chosen by ahead-of-time compilation alone.
-MEASURED = frozenset({"sm_90"})
 
 
 def attention(facts: Mapping[str, Any], mode: str) -> list[Finding]:
@@ -30,17 +37,26 @@ def attention(facts: Mapping[str, Any], mode: str) -> list[Finding]:
             )
             continue
         family = arch_family(pair)
+        setting = str(section(facts, "environment").get(FUSED_VARIABLE) or "auto")
         tiles = "; ".join(
-            f"{name} {_text(choose_tile(family, kind, ROWS, dim, size, True))}"
-            for name, kind, dim, size in SHOWN
+            f"{name} {_text(family, kind, dim, size, setting)}" for name, kind, dim, size in SHOWN
         )
         known = {"generic": "no row of its own in the table"}.get(
-            family, "measured" if family in MEASURED else "compiled ahead of time and checked, never run"
+            family,
+            "measured" if family in MEASURED_FAMILIES else "compiled ahead of time and checked, never run",
         )
-        make = ok if family in MEASURED else note
+        make = ok if family in MEASURED_FAMILIES else note
         findings.append(make("kernels", f"{family} ({known}): {tiles}; compiled at first use and cached"))
     return findings
 
 
-def _text(tile: Tile) -> str:
-    return f"{tile.kernel} {tile.block_n}x{tile.block_r}, {tile.num_warps} warps"
+def _text(family: str, kind: str, dim: int, size: int, setting: str) -> str:
+    """The tile of small batches, and from which batch on the one launch takes over."""
+    tile = choose_tile(family, kind, ROWS, dim, size, True)
+    use = fused_use(family, setting) if kind == "mla" else "no"
+    if use == "always":
+        return FORMS["fused"]
+    text = f"{tile.kernel} {tile.block_n}x{tile.block_r}, {tile.num_warps} warps"
+    if use == "measured" and fused_pays(FUSED_FROM, ROWS, size):
+        text += f", from batch {FUSED_FROM} on {FORMS['fused']}"
+    return text

@@ -1,7 +1,8 @@
 """What a deployment will run on a machine: resolved by the composed server itself, in a process of its own.
 
 ``gather`` is called by the doctor and needs no torch. The child (``child``) lets upstream resolve the arguments on
-the machine of the facts, ``describe`` turns the outcome into rows, ``memory`` into a plan of the memory.
+the machine of the facts (``subject``), ``describe``, ``attention`` and ``parts`` turn the outcome into rows,
+``memory`` into a plan of the memory.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         args, fault = _resolve(list(request["argv"]))
         if args is None:
             return {"fault": fault, "rows": [], "memory": None, "notes": lines}
-        from sglang.verify_doctor.deployment import describe, memory
+        from sglang.verify_doctor.deployment import describe, memory, subject
 
         gpu = Machine.from_dict(request["gpu"]) if request["gpu"] is not None else None
-        deployment = describe.Deployment.of(args, gpu, request["facts"])
+        deployment = subject.Deployment.of(args, gpu, request["facts"])
         rows = {row[0]: row for row in describe.rows(deployment)}
         for other in registry.contributions()[0]:
             if other.deployment:

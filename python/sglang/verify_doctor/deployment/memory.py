@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sglang.verify_doctor.deployment import weights
-from sglang.verify_doctor.deployment.describe import OURS, Deployment, Side
+from sglang.verify_doctor.deployment import attention, weights
+from sglang.verify_doctor.deployment.subject import Deployment, Side
 
 # What is gone before the first weight: driver, CUDA context, modules, communicator. One H200 of 140.4 GiB had 138.5
 # GiB free by then.
@@ -83,7 +83,7 @@ def buffers(it: Deployment) -> dict[str, int]:
     """What attention allocates once for captured graphs, for the target and the draft together."""
     largest = max(it.batches, default=0)
     backends = {str(name) for name in it.args.get_attention_backends()}
-    if not largest or OURS not in backends or it.gpu is None:
+    if not largest or attention.OURS not in backends or it.gpu is None:
         return {}
     found = {"attention buffers, fork": 0, "attention buffers, upstream": 0}
     for side in (it.target, it.draft):
@@ -99,27 +99,19 @@ def buffers(it: Deployment) -> dict[str, int]:
 
 
 def _ours(it: Deployment, side: Side, largest: int) -> int:
-    from sglang.srt.layers.attention.verify.admission import AttentionRequest, admit
-    from sglang.srt.layers.attention.verify.plan import DeviceTraits, make_plan
+    from dataclasses import replace
+
+    from sglang.srt.layers.attention.verify.admission import admit
+    from sglang.srt.layers.attention.verify.plan import make_plan
     from sglang.srt.layers.attention.verify.workspace import Needs
 
     assert it.gpu is not None
-    traits = DeviceTraits(it.gpu.capability, it.gpu.multiprocessors or 1, "measured")
+    traits = attention.traits(it, it.gpu)
     needs = Needs()
-    for batch in it.batches:
-        for tokens in {1, it.draft_tokens}:
-            request = AttentionRequest(
-                "mla" if side.latent else "gqa",
-                batch,
-                tokens,
-                side.q_heads,
-                side.kv_heads,
-                side.qk_dim,
-                side.v_dim,
-                side.dtype,
-                side.kv_dtype,
-                it.gpu.capability,
-            )
+    for tokens in {1, it.draft_tokens}:
+        one = attention.request(it, it.gpu, side, tokens)
+        for batch in it.batches:
+            request = replace(one, batch=batch)
             if admit(request).ok:
                 needs = needs | Needs.of(make_plan(request, traits, side.context))
     return needs.total_bytes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.fork import topics
-from sglang.verify_doctor.deployment.describe import Deployment, Row, draft_backend
+from sglang.verify_doctor.deployment.drafting import draft_backend
+from sglang.verify_doctor.deployment.subject import Deployment, Row
 
 _CLASSES = {"triton": "TritonAttnBackend", "torch_native": "CpuEagleAttention"}
 

@@ -11,7 +11,7 @@ NESTED = ("prefill_backend", "decode_backend", "attn_backends")
 
 
 def kv_plans(scheduler: Any) -> list[dict[str, Any]]:
-    """Each admitted or refused attention shape of this process: batch, tokens, splits and the reason in words."""
+    """Each admitted or refused attention shape of this process: batch, tokens, kernel, splits and the reason in words."""
     found: list[dict[str, Any]] = []
     seen: set[str] = set()
     for role, backend in _backends(scheduler):
@@ -24,6 +24,7 @@ def kv_plans(scheduler: Any) -> list[dict[str, Any]]:
                 "batch": int(request.batch),
                 "tokens": int(request.tokens),
                 "used": bool(plan is not None and plan.use),
+                "form": str(getattr(plan, "form", "stock kernel")),
                 "items": int(plan.items) if plan is not None else 0,
                 "reason": reason,
             }

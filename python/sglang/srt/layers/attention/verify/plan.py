@@ -6,16 +6,20 @@ A plan depends on nothing that changes between replays of a captured graph. Leng
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
 from sglang.srt.layers.attention.verify.fused_build import Variant, deepest
 from sglang.srt.layers.attention.verify.table import (
+    FORMS,
     FUSED_BATCH,
     FUSED_ROWS,
+    FUSED_VARIABLE,
+    MEASURED_FAMILIES,
+    Fused,
     Merge,
     Splits,
     Tile,
@@ -25,12 +29,9 @@ from sglang.srt.layers.attention.verify.table import (
     choose_tile,
     fused_pays,
     fused_tile,
+    fused_use,
 )
 from sglang.srt.verify_settings import read_text
-
-MEASURED_FAMILIES = ("sm_90",)
-FUSED_VARIABLE = "SGLANG_FORK_FUSED_ATTENTION"
-Fused = Literal["no", "measured", "always"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class SplitPlan:
     use: bool
     reason: str
 
+    @property
+    def form(self) -> str:
+        """Which kernel a call of this plan runs and in how many launches, in words; the stock one where not ``use``."""
+        return FORMS[self.tile.kernel] if self.use else "stock kernel"
+
 
 def device_traits(device_index: int = 0) -> DeviceTraits:
     """Traits of a CUDA device, or of the CPU when there is none."""
@@ -83,13 +89,20 @@ def traits_of(device_index: int) -> DeviceTraits:
 
     properties = torch.cuda.get_device_properties(device_index)
     capability = (properties.major, properties.minor)
-    wanted = read_text(FUSED_VARIABLE) or "auto"
-    measured = arch_family(capability) in MEASURED_FAMILIES
-    tried = wanted == "on" or (wanted == "auto" and measured)
-    fused: Fused = "no"
-    if tried and available(device_index):
-        fused = "always" if wanted == "on" else "measured"
-    return DeviceTraits(capability, properties.multi_processor_count, fused)
+    planned = planned_traits(
+        capability, properties.multi_processor_count, read_text(FUSED_VARIABLE) or "auto"
+    )
+    if planned.fused != "no" and not available(device_index):
+        return replace(planned, fused="no")
+    return planned
+
+
+def planned_traits(capability: tuple[int, int], sm_count: int, setting: str) -> DeviceTraits:
+    """Traits of a device that is not at hand, as ``traits_of`` has them where the one-launch kernel builds.
+
+    ``setting`` is the value of ``SGLANG_FORK_FUSED_ATTENTION`` there.
+    """
+    return DeviceTraits(capability, sm_count, fused_use(arch_family(capability), setting))
 
 
 # Splits of the stock GQA decode kernel (upstream's default), and how many of its programs keep one SM busy.
@@ -177,3 +190,20 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         use=use,
         reason=reason,
     )
+
+
+def by_batch(
+    request: AttentionRequest, device: DeviceTraits, max_context: int, batches: Iterable[int]
+) -> list[tuple[int, int, SplitPlan]]:
+    """Which kernel serves which batch sizes: first and last size of each run with one form, and the first's plan.
+
+    ``request`` must be admitted at each of the sizes, which are taken in rising order.
+    """
+    found: list[tuple[int, int, SplitPlan]] = []
+    for batch in sorted(set(batches)):
+        plan = make_plan(replace(request, batch=batch), device, max_context)
+        if found and found[-1][2].form == plan.form:
+            found[-1] = (found[-1][0], batch, found[-1][2])
+        else:
+            found.append((batch, batch, plan))
+    return found

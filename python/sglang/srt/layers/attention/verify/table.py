@@ -10,6 +10,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kernel = Literal["fused", "hopper", "triton", "plain"]
+Fused = Literal["no", "measured", "always"]
+
+# Architectures whose rows were measured; the others were chosen by ahead-of-time compilation alone.
+MEASURED_FAMILIES = ("sm_90",)
+# What a call with each kernel is, in words.
+FORMS: dict[Kernel, str] = {
+    "fused": "one launch (CUDA C++)",
+    "hopper": "split and merge launches (Triton, warp-specialised)",
+    "triton": "split and merge launches (Triton)",
+    "plain": "PyTorch",
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ def _hopper_tile(rows: int, kv_bytes: int) -> Tile:
 
 FUSED_ROWS = 32
 FUSED_FROM = 24
+FUSED_VARIABLE = "SGLANG_FORK_FUSED_ATTENTION"
 # Batches above it have too few blocks a request for the one-launch kernel to gain anything.
 FUSED_BATCH = 64
 
@@ -89,6 +101,13 @@ def fused_pays(batch: int, rows: int, kv_bytes: int) -> bool:
     the one launch has next to nothing to hand over. At batch 1 to 8 it lost from 16k keys on.
     """
     return batch >= FUSED_FROM and rows > 8 and kv_bytes == 2
+
+
+def fused_use(family: str, setting: str) -> Fused:
+    """Where the one-launch kernel is wanted on an architecture, for a value of ``SGLANG_FORK_FUSED_ATTENTION``."""
+    if setting == "on":
+        return "always"
+    return "measured" if setting != "off" and family in MEASURED_FAMILIES else "no"
 
 
 def fused_tile(rows: int, stages: int) -> Tile:

@@ -1,0 +1,110 @@
+"""Which attention kernel runs where, from the functions that decide at run time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.verify_doctor.deployment.drafting import draft_backend
+from sglang.verify_doctor.deployment.machine import Machine
+from sglang.verify_doctor.deployment.subject import Deployment, Row, Side
+from sglang.verify_doctor.facts.document import section
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.attention.verify.admission import AttentionRequest
+    from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan
+
+OURS = "triton"
+STOCK = "triton, stock kernel"
+
+
+def rows(it: Deployment) -> list[Row]:
+    """Prefill, then decode or verify and both sides of the draft."""
+    prefill, decode = (str(name) for name in it.args.get_attention_backends())
+    given = bool(it.args.attention_backend or it.args.prefill_attention_backend)
+    found = [("attention, prefill", prefill, "the server's choice for this model and GPU" if given else "")]
+    if not it.args.speculative_algorithm:
+        found.append(("attention, decode", *_path(it, it.target, decode, 1, "decode")))
+        return found
+    verify = decode if it.args.speculative_attention_mode == "decode" else prefill
+    found.append(("attention, verify", *_path(it, it.target, verify, it.draft_tokens, "verify")))
+    for about, kind, tokens in (("draft", "decode", 1), ("draft extend", "draft_extend", it.draft_tokens)):
+        backend, refused = draft_backend(it.args, kind)
+        if refused:
+            found.append((f"attention, {about}", "refused", refused))
+        elif backend is None:
+            found.append((f"attention, {about}", "none", "one step: the draft runs in its extend only"))
+        else:
+            found.append((f"attention, {about}", *_path(it, it.draft, backend, tokens, about)))
+    return found
+
+
+def _path(it: Deployment, side: Side | None, backend: str, tokens: int, what: str) -> tuple[str, str]:
+    """Which kernel a backend runs for rows of this width, with the reason."""
+    if it.gpu is None:
+        return f"PyTorch ({backend})", "a CPU has no captured graphs and no Triton kernels"
+    if backend != OURS:
+        text = "the fork's split-KV kernels are in the triton backend"
+        if what in ("verify", "draft extend"):
+            text += "; --attention-backend triton takes them"
+        return f"{backend}, upstream's kernel", text
+    if side is None:
+        return OURS, "the configuration of the model could not be read"
+    from sglang.fork import enabled
+    from sglang.srt.layers.attention.verify.admission import admit
+    from sglang.srt.layers.attention.verify.plan import by_batch
+
+    if not enabled("verify-attention"):
+        return STOCK, "the topic verify-attention is off"
+    tree = (it.args.speculative_eagle_topk or 1) > 1
+    if tree and what == "verify":
+        return STOCK, "tree drafts (topk above 1) are served by the stock kernel"
+    asked = request(it, it.gpu, side, tokens, mask="full" if tree else "none")
+    admitted = admit(asked)
+    if not admitted.ok:
+        return STOCK, admitted.reason
+    forms = by_batch(asked, traits(it, it.gpu), side.context, it.batches or [1])
+    used = [plan.use for *_, plan in forms]
+    if not any(used):
+        return STOCK, forms[0][2].reason
+    why = "; ".join(
+        plan.reason if len(forms) == 1 else f"batch {first}: {plan.reason}" for first, _, plan in forms
+    )
+    return f"triton, the fork's split-KV kernel: {_forms(forms)}", f"{why}; compiled at first use"
+
+
+def _forms(forms: list[tuple[int, int, SplitPlan]]) -> str:
+    """One form, or each with the captured batch sizes that it serves."""
+    if len(forms) == 1:
+        return forms[0][2].form
+    return ", ".join(
+        f"batch {first}{'' if first == last else f' to {last}'} {plan.form}" for first, last, plan in forms
+    )
+
+
+def request(it: Deployment, gpu: Machine, side: Side, tokens: int, **facts: Any) -> AttentionRequest:
+    """What the attention path is asked for one request of ``tokens`` rows."""
+    from sglang.srt.layers.attention.verify.admission import AttentionRequest
+
+    return AttentionRequest(
+        kind="mla" if side.latent else "gqa",
+        batch=1,
+        tokens=tokens,
+        q_heads=side.q_heads,
+        kv_heads=side.kv_heads,
+        qk_dim=side.qk_dim,
+        v_dim=side.v_dim,
+        q_dtype=side.dtype,
+        kv_dtype=side.kv_dtype,
+        capability=gpu.capability,
+        page_size=int(it.args.page_size or 1),
+        **facts,
+    )
+
+
+def traits(it: Deployment, gpu: Machine) -> DeviceTraits:
+    """The device as the plans see it, with what its environment sets."""
+    from sglang.srt.layers.attention.verify.plan import planned_traits
+    from sglang.srt.layers.attention.verify.table import FUSED_VARIABLE
+
+    setting = str(section(it.facts, "environment").get(FUSED_VARIABLE) or "auto")
+    return planned_traits(gpu.capability, gpu.multiprocessors or 1, setting)
