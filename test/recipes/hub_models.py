@@ -165,6 +165,20 @@ MLA_DRAFT: Config = (
         "rope_scaling": _YARN,
     }
 )
+# The training configuration of TorchSpec (kimi_k25_eagle3_mla.json), whose authors publish the draft: other layer ids, and
+# no positions of its own beyond what its yarn scaling gives.
+MLA_DRAFT_TRAINING: Config = {
+    key: value for key, value in MLA_DRAFT.items() if key != "max_position_embeddings"
+} | {
+    "rope_scaling": _YARN | {"beta_fast": 1.0},
+    "eagle_config": {
+        "eagle_aux_hidden_state_layer_ids": [1, 29, 57],
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+    },
+}
 # SpecForge's configurations for DeepSeek V3 and Llama 3.
 DEEPSEEK_DRAFT: Config = _DRAFT | {
     "hidden_size": 7168,
@@ -185,10 +199,13 @@ LLAMA_8B_DRAFT: Config = _DRAFT | {
     "max_position_embeddings": 2048,
     "torch_dtype": "float16",
 }
+# Narrower than its target (sglang#4716). The widths are inferred: with them the tensors take the 3.15 GB in two bytes that
+# a public inventory gives for the checkpoint; at the target's width they would take 4.9 GB.
 LLAMA_70B_DRAFT: Config = LLAMA_8B_DRAFT | {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "num_attention_heads": 48,
+    "target_hidden_size": 8192,
 }
 
 HUB: dict[str, Config] = {
@@ -202,7 +219,7 @@ HUB: dict[str, Config] = {
     "AQ-MedAI/Kimi-K25-eagle3": MHA_DRAFT,
     "AQ-MedAI/Kimi-K2-Instruct-eagle3": MHA_DRAFT | {"max_position_embeddings": 131072},
     "lightseekorg/kimi-k2.5-eagle3-mla": MLA_DRAFT,
-    "jamesliu1/sglang-EAGLE3-Llama-3.1-Instruct-8B": LLAMA_8B_DRAFT,
+    "lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B": LLAMA_8B_DRAFT,
     "lmsys/sglang-EAGLE3-LLaMA3.3-Instruct-70B": LLAMA_70B_DRAFT,
 }
 

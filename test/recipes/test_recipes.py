@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import yaml
 from fake_machines import B200, BY_SUFFIX, H200, RTX, Machine
-from hub_models import DEEPSEEK_DRAFT, HUB, KIMI_K25, MHA_DRAFT, MLA_DRAFT, Hub
+from hub_models import (
+    DEEPSEEK_DRAFT,
+    HUB,
+    KIMI_K25,
+    LLAMA_70B_DRAFT,
+    MHA_DRAFT,
+    MLA_DRAFT,
+    MLA_DRAFT_TRAINING,
+    Hub,
+)
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.speculative.arguments.configs import is_mla, text_config
 
@@ -241,6 +250,26 @@ def test_deepseek_v3_and_an_eagle3_draft(machine: str, hub: Hub) -> None:
     assert args.speculative_draft_model_path == draft
     # The draft is published in float16 and loaded as its target is.
     assert args.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("machine", ("8x-rtx-pro-6000", "8x-h200"))
+def test_either_public_form_of_the_mla_draft(machine: str, hub: Hub) -> None:
+    """The published file could not be read: what resolves must be true of both configurations that could."""
+    for draft in (MLA_DRAFT, MLA_DRAFT_TRAINING):
+        with BY_SUFFIX[machine][0].seen():
+            args = resolve(kimi("mla", machine), hub, draft=draft)
+        assert args.context_length == 131072
+
+
+def test_a_draft_that_is_narrower_than_its_target(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    """sglang#4716: it names the target's width; without that it would be another model's draft."""
+    path = ROOT / "recipes" / "llama-3.3-70b.8x-h200.yaml"
+    with H200.seen():
+        assert resolve(path, hub).speculative_num_draft_tokens == 3
+    bare = {key: value for key, value in LLAMA_70B_DRAFT.items() if key != "target_hidden_size"}
+    with H200.seen(), pytest.raises(SystemExit):
+        resolve(path, hub, draft=bare)
+    assert "hidden_size 6144" in capsys.readouterr().err
 
 
 def test_the_command_line_wins(hub: Hub) -> None:

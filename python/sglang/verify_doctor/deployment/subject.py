@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.verify_doctor.deployment import drafting
 from sglang.verify_doctor.deployment.machine import Machine
+from sglang.verify_doctor.deployment.weights import predicted_layers
 from sglang.verify_doctor.facts import nvidia
 from sglang.verify_doctor.facts.document import section
 
@@ -121,7 +122,7 @@ def _side(args: Any, config: Any, server: Any) -> Side:
     return Side(
         latent,
         *shape,
-        layers=int(config.num_hidden_layers),
+        layers=predicted_layers(config) or int(config.num_hidden_layers),
         dtype=config.dtype,
         kv_dtype=kv_dtype,
         context=int(config.context_len),

@@ -39,13 +39,39 @@ def of(directory: Path | None, config: Any, ranks: int) -> Weights:
         except ArgumentFault:
             headers = None
         if headers:
-            total = sum(_share(name, entry.end - entry.begin, ranks) for name, entry in headers.items())
+            first = _first_predicted(config)
+            total = sum(
+                _share(name, entry.end - entry.begin, ranks)
+                for name, entry in headers.items()
+                if first is None or _layer(name) >= first
+            )
             return Weights(int(total), "files on this disk")
         size = checkpoint.weight_bytes(directory)
-        if size:
+        if size and predicted_layers(config) is None:
             return Weights(size // ranks, "files on this disk, divided evenly")
-    counted = count(_plain(config.hf_text_config), _plain(config.hf_config), ranks)
+    counted = count(_plain(config.hf_text_config), _plain(config.hf_config), ranks, predicted_layers(config))
     return Weights(counted, "counted from the configuration" if counted is not None else "not known")
+
+
+def predicted_layers(config: Any) -> int | None:
+    """Layers of a draft that is a part of its target's checkpoint (MTP); None for a model of its own.
+
+    Upstream gives such a draft an architecture that ends in ``NextN`` and builds these layers alone.
+    """
+    names = getattr(config.hf_config, "architectures", None) or [""]
+    if not str(names[0]).endswith("NextN"):
+        return None
+    return int(getattr(config, "num_nextn_predict_layers", None) or 1)
+
+
+def _first_predicted(config: Any) -> int | None:
+    """Index of the first such layer: they follow the target's own in the checkpoint."""
+    return None if predicted_layers(config) is None else int(config.num_hidden_layers)
+
+
+def _layer(name: str) -> int:
+    found = re.search(r"\blayers\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 def _plain(config: Any) -> dict[str, Any]:
@@ -56,8 +82,12 @@ def _share(name: str, size: int, ranks: int) -> float:
     return size if _WHOLE.search(name) else size / ranks
 
 
-def count(text: Mapping[str, Any], whole: Mapping[str, Any], ranks: int) -> int | None:
+def count(
+    text: Mapping[str, Any], whole: Mapping[str, Any], ranks: int, predicted: int | None = None
+) -> int | None:
     """Bytes on one rank of a DeepSeek-V3-like or Llama-like text model; None for another shape.
+
+    ``predicted`` counts that many layers of the sparse kind alone, as an MTP draft has them, and its joining projection.
 
     16-bit embeddings and head; linear layers as ``quantization_config`` says (fp8 one byte, packed INT4 half a byte and
     a 16-bit scale a group, of what its ``ignore`` list leaves). A vision tower is not counted.
@@ -76,7 +106,10 @@ def count(text: Mapping[str, Any], whole: Mapping[str, Any], ranks: int) -> int 
         draft
     ):  # Head of its own vocabulary, and an embedding that is loaded before the target's takes its place.
         divided = 2.0 * (vocabulary + draft) * hidden
-        kept += 2.0 * 3 * hidden * hidden
+        kept += 2.0 * 3 * hidden * int(text.get("target_hidden_size") or hidden)
+    if predicted is not None:
+        layers = predicted
+        kept += 2.0 * 2 * hidden * hidden
     latent = text.get("kv_lora_rank")
     if latent:
         nope, rope, value = (
@@ -100,6 +133,8 @@ def count(text: Mapping[str, Any], whole: Mapping[str, Any], ranks: int) -> int 
     inner = int(text.get("intermediate_size") or 4 * hidden)
     experts = int(text.get("n_routed_experts") or text.get("num_experts") or 0)
     dense = int(text.get("first_k_dense_replace") or 0) if experts else layers
+    if predicted is not None and experts:
+        dense = 0
     divided += dense * bits.dense * 3 * hidden * inner
     if experts:
         narrow = int(text.get("moe_intermediate_size") or inner)
