@@ -100,12 +100,6 @@ def test_plain_reductions_equal_upstreams(size: int, tmp_path: Path, monkeypatch
         assert [tuple(entry) for entry in outcome.value] == served
 
 
-def table(limit: int) -> Any:
-    from sglang.srt.distributed.one_shot.policy import FUSED, PLAIN, Key, Table
-
-    return Table(Key("cpu", "unknown", 2, ""), limits={PLAIN: limit, FUSED: limit}, origin="test")
-
-
 def fused(rank: int, size: int, folder: Path) -> dict[str, Any]:
     from sglang.fork import fallbacks
     from sglang.srt.distributed.one_shot import hooks
@@ -281,6 +275,46 @@ def test_a_cpu_group_is_watched_but_never_given_kernels(tmp_path: Path) -> None:
         described, watched = outcome.value
         assert "no GPU" in described[0][1]
         assert watched == 1
+
+
+def without_a_shared_folder(rank: int, size: int, folder: Path) -> list[Any]:
+    """Rank 1 is in a container of its own that has the same name: it does not see rank 0's folder."""
+    from sglang.fork import fallbacks
+    from sglang.srt.distributed.one_shot import hooks
+
+    if rank == 1:
+        hooks.Path = lambda place: Path(place) / "elsewhere"  # type: ignore[assignment,misc]
+    group = coordinator(rank, size, folder)
+    right = torch.equal(
+        group.all_reduce(values(rank, 3)).float(), sum(values(other, 3).float() for other in range(size))
+    )
+    return [len(hooks.watches), right, fallbacks.snapshot().get("one-shot-all-reduce", {})]
+
+
+def test_ranks_without_a_shared_folder_start_without_a_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", "force")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    outcomes, _ = ranks.run(without_a_shared_folder, 2, tmp_path)
+    for outcome in outcomes:
+        assert outcome.error == "", outcome.output
+        assert outcome.value == [0, True, {"no rank watch": 1}]
+    assert not list(tmp_path.glob("sglang-ranks-*"))
+
+
+def test_where_no_temporary_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.distributed.one_shot import hooks
+
+    asked: list[Any] = []
+
+    def refuse(prefix: str, dir: str | None) -> str:
+        asked.append(dir)
+        raise FileNotFoundError(f"no usable temporary directory ({dir})")
+
+    monkeypatch.setattr(hooks.tempfile, "mkdtemp", refuse)
+    assert hooks._shared_folder() == ["", "no usable temporary directory (None)"]
+    assert asked == [None, "/dev/shm"]
 
 
 def test_capture_names_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
+import struct
 import tempfile
+import threading
 from typing import Any
 
 import pytest
@@ -57,12 +60,52 @@ def test_nothing_to_give_passes_nothing() -> None:
         assert received == {}
 
 
+def test_a_rank_without_sockets_tells_the_others_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def refuse(*_: Any) -> Any:
+        raise OSError("no Unix sockets in this sandbox")
+
+    monkeypatch.setattr("sglang.srt.distributed.one_shot.descriptors.socket.socket", refuse)
+    fd = os.open(os.devnull, os.O_RDONLY)
+    with (
+        pytest.raises(OSError, match="rank 0 has no socket: no Unix sockets in this sandbox"),
+        exchange_descriptors(lambda value: told.append(value) or [value, ("name", "")], 0, 2, fd),
+    ):
+        pass
+    assert len(told) == 1  # the exchange took place all the same: the other rank is in it
+
+
+def test_a_stranger_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's connection gets nothing; the rank that comes after it is still served."""
+    from sglang.srt.distributed.one_shot import descriptors
+
+    uids = iter([os.getuid() + 1, os.getuid()])
+    real = struct.unpack
+    monkeypatch.setattr(
+        descriptors.struct,
+        "unpack",
+        lambda form, data: (0, next(uids), 0) if form == "3i" else real(form, data),
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server, tempfile.TemporaryFile() as file:
+        name = f"\0test-{os.getpid()}-stranger"
+        server.bind(name)
+        server.listen(2)
+        giver = threading.Thread(target=descriptors._give, args=(server, 1, file.fileno()), daemon=True)
+        giver.start()
+        with pytest.raises(OSError, match="no file descriptor"):
+            descriptors._take(name, 0)
+        os.close(descriptors._take(name, 0))
+        giver.join(10)
+        assert not giver.is_alive()
+
+
 def test_a_silent_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang.srt.distributed.one_shot.descriptors.LIMIT_S", 0.3)
     fd = os.open(os.devnull, os.O_RDONLY)
     with (
         pytest.raises(OSError, match="file descriptor of rank 1"),
-        exchange_descriptors(lambda value: [value, "\0nobody-listens-here"], 0, 2, fd),
+        exchange_descriptors(lambda value: [value, ("\0nobody-listens-here", "")], 0, 2, fd),
     ):
         pass
     with pytest.raises(OSError):

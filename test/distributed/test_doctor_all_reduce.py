@@ -17,7 +17,7 @@ FACTS = Path(__file__).resolve().parents[1] / "doctor" / "facts"
 
 def facts(name: str, **found: Any) -> dict[str, Any]:
     made = copy.deepcopy(document.read(FACTS / f"{name}.json"))
-    made["all_reduce"] = {"name_s": 0.01, "tables": [], "setting": "auto", **found}
+    made["all_reduce"] = {"name_s": 0.01, "tables": [], "named": None, "setting": "auto", **found}
     return made
 
 
@@ -34,18 +34,67 @@ def test_the_machines_own_name(machine: str, seconds: float | None, words: str) 
     assert not words or (words in found[0].found and "/etc/hosts" in found[0].cure)
 
 
-def test_a_table_of_this_machine_is_named(tmp_path: Path) -> None:
-    machine = facts(PCIE)
+def measured(machine: dict[str, Any], path: Path, us: float = 9.0) -> policy.Key:
+    """A table of this machine in a file; its key."""
     gpu = machine["nvidia"]["gpus"][0]
     key = policy.Key(gpu["name"], "PXB", 8, machine["nvidia"]["driver"])
-    points = [policy.Point(policy.PLAIN, 1, 14_336, {policy.ONE_SHOT: 9.0, policy.STOCK: 24.0})]
-    table_file.save(policy.from_measurements(key, points, "t"), tmp_path / "a.json", "2026")
-    (tmp_path / "b.json").write_text("{}")
-    (tmp_path / "c.json").write_text("no json")
+    points = [policy.Point(policy.PLAIN, 1, 14_336, {policy.ONE_SHOT: us, policy.STOCK: 24.0})]
+    table_file.save(policy.from_measurements(key, points, "t"), path, "2026")
+    return key
+
+
+def test_a_table_of_this_machine_is_named_and_a_broken_one_too(tmp_path: Path) -> None:
+    machine = facts(PCIE)
+    measured(machine, tmp_path / "a.json")
     machine["all_reduce"]["tables"] = all_reduce.tables(tmp_path)
-    assert "8 ranks over PXB" in all_reduce.table(machine, "gpu")[0].found
-    machine["nvidia"]["driver"] = "590.0"
-    assert "bench_all_reduce --write" in all_reduce.table(machine, "gpu")[0].found
+    (found,) = all_reduce.table(machine, "gpu")
+    assert "8 ranks over PXB" in found.found and str(tmp_path / "a.json") in found.found
+    (tmp_path / "b.json").write_text("{}")
+    (tmp_path / "c.json").write_text('{"schema": "all-reduce-table/2", "poi')
+    machine["all_reduce"]["tables"] = all_reduce.tables(tmp_path)
+    broken = [each for each in all_reduce.table(machine, "gpu") if each.cure]
+    assert [each.level.value for each in broken] == ["warning", "warning"]
+    for each, name, words in zip(broken, ("b", "c"), ("no all-reduce-table/2", "cut off"), strict=True):
+        assert str(tmp_path / f"{name}.json") in each.found and words in each.found
+        assert each.cure == table_file.CURE
+    for name in ("b", "c"):
+        (tmp_path / f"{name}.json").unlink()
+    machine["nvidia"]["driver"] = "590.0"  # the cache may hold tables of several machines: nothing to warn of
+    machine["all_reduce"]["tables"] = all_reduce.tables(tmp_path)
+    (found,) = all_reduce.table(machine, "gpu")
+    assert "bench_all_reduce --write" in found.found and not found.cure
+
+
+def test_the_table_that_a_setting_names_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLANG_FORK_ALL_REDUCE_TABLE: sound, of another machine, cut off, not there; the cache is not asked then."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    machine, path = facts(PCIE), tmp_path / "mine.json"
+    key = measured(machine, path)
+    monkeypatch.setenv(all_reduce.TABLE, str(path))
+
+    def look() -> tuple[Any, Any]:
+        machine["all_reduce"] = {**all_reduce.gather(), "name_s": 0.01}
+        json.dumps(machine["all_reduce"])
+        (finding,) = all_reduce.table(machine, "gpu")
+        return finding, all_reduce.find(machine, key)
+
+    finding, found = look()
+    assert finding.level.value == "ok" and str(path) in finding.found
+    assert found.table.choose(policy.PLAIN, 14_336).measured
+    text = path.read_text(encoding="utf-8")
+    for change, words in (
+        (
+            lambda: path.write_text(text.replace("PXB", "SYS").replace(key.gpu, "another GPU")),
+            "another machine",
+        ),
+        (lambda: path.write_text(text[: len(text) // 2]), "cut off"),
+        (path.unlink, "cannot be read"),
+    ):
+        change()
+        finding, found = look()
+        assert finding.level.value == "warning" and words in finding.found and str(path) in finding.found
+        assert "unset SGLANG_FORK_ALL_REDUCE_TABLE" in finding.cure
+        assert found.refused and found.table == policy.shipped(key) and words in found.advice
 
 
 @pytest.mark.parametrize(

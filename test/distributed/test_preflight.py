@@ -184,6 +184,34 @@ def test_the_verdict_names_who_knows_most(answers: list[Any], expected: Fault | 
     assert judge(answers, "x").fault == expected
 
 
+def test_rank_0s_clock_is_everybodys() -> None:
+    answers = [{"fault": None, "elapsed": 8.0}, {"fault": None, "elapsed": 1.0}]
+    assert judge(answers, "x", 9.0).ok and judge(answers[::-1], "x", 7.0).ok
+    fault = judge(answers, "x", 7.0).fault
+    assert fault is not None and (fault.kind, fault.rank) == (cures.SLOW, 0)
+
+
+def slow_but_right(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    def intercept(step: Step) -> bool:
+        if step.kind is Kind.PUSH and rank == 0:
+            time.sleep(0.25)
+        return True
+
+    kernels = SimulatedKernels(Fabric(size, ROOM, folder / "fabric"), rank, intercept=intercept)
+    started = time.monotonic()
+    verdict = preflight.run(kernels, exchange(rank, size), CPU, limit_s=2.0)
+    return {"fault": verdict.fault, "seconds": time.monotonic() - started}
+
+
+def test_a_path_that_works_slowly_does_not_stretch_the_preflight(tmp_path: Path) -> None:
+    """Every single wait is within its own limit, and the sum of them is not."""
+    outcomes, _ = ranks.run(slow_but_right, 2, tmp_path)
+    for outcome in outcomes:
+        assert outcome.value is not None, outcome.output
+        assert outcome.value["fault"].kind == cures.SLOW
+    assert outcomes[0].value["fault"] == outcomes[1].value["fault"]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_patterns_are_exact_and_tell_ranks_apart(dtype: torch.dtype) -> None:
     shape = (3, 1009)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sglang.srt.distributed.one_shot import table_file
@@ -73,23 +75,31 @@ def test_a_tie_stays_with_stock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("link", "ranks", "limit"),
+    ("link", "ranks", "limit", "two_stage"),
     [
-        ("PIX", 2, 65_536),
-        ("PXB", 8, 49_152),
-        ("PHB", 4, 49_152),
-        ("NODE", 8, 16_384),
-        ("SYS", 8, 16_384),
-        ("NV", 2, 0),
-        ("unknown", 8, 0),
-        ("same", 2, 0),
-        ("cpu", 2, 0),
+        ("PIX", 2, 65_536, 0),
+        ("PIX", 3, 65_536, 73_728),
+        ("PXB", 4, 65_536, 98_304),
+        ("PXB", 8, 49_152, 147_456),
+        ("PHB", 4, 49_152, 73_728),
+        ("NODE", 8, 16_384, 49_152),
+        ("SYS", 8, 16_384, 49_152),
+        ("NV", 2, 0, 0),
+        ("unknown", 8, 0, 0),
+        ("same", 2, 0, 0),
+        ("cpu", 2, 0, 0),
     ],
 )
-def test_shipped_default(link: str, ranks: int, limit: int) -> None:
+def test_shipped_default(link: str, ranks: int, limit: int, two_stage: int) -> None:
+    """One-shot, then two-stage where rows grow and it sends less, then stock."""
     table = shipped(Key("any", link, ranks, ""))
-    assert table.crossover(PLAIN) == table.crossover(FUSED) == limit
-    assert table.choose(PLAIN, limit + 1).method == STOCK
+    last = two_stage or limit
+    assert table.crossover(PLAIN) == table.crossover(FUSED) == last
+    assert table.choose(FUSED, limit).method == (ONE_SHOT if limit else STOCK)
+    assert table.choose(PLAIN, limit + 1).method == (TWO_STAGE if two_stage else STOCK)
+    assert table.choose(PLAIN, last + 1).method == STOCK
+    # Two-stage never sends more than one-shot is trusted to send at its own limit.
+    assert 2 * (ranks - 1) / ranks * two_stage <= (ranks - 1) * limit
     assert "shipped default" in table.choose(PLAIN, 1).reason
     if limit:
         assert "not measured here" in table.choose(PLAIN, limit).reason
@@ -111,10 +121,10 @@ def test_forced(method: str) -> None:
 def test_a_table_goes_through_its_file(tmp_path: Path) -> None:
     path = table_file.default_path(KEY, tmp_path)
     table_file.save(MEASURED, path, "2026-01-01")
-    found, why = table_file.find(KEY, str(path))
-    assert why == ""
-    assert found.points == MEASURED.points
-    assert found.origin == "measured here 2026-01-01"
+    found = table_file.find(KEY, str(path))
+    assert (found.advice, found.refused) == ("", False)
+    assert found.table.points == MEASURED.points
+    assert found.table.origin == "measured here 2026-01-01"
     assert not list(path.parent.glob("*.part"))
 
 
@@ -136,33 +146,85 @@ def test_a_table_of_another_machine_is_not_used(tmp_path: Path, other: Key) -> N
     """flashinfer#4393: a tuning table that misses silently costs speed and tells nobody; ours says what differs."""
     path = tmp_path / "table.json"
     table_file.save(MEASURED, path)
-    found, why = table_file.find(other, str(path))
-    assert found == shipped(other)
-    assert "measured on another machine" in why and "here" in why
+    found = table_file.find(other, str(path))
+    assert found.table == shipped(other) and found.refused
+    assert found.advice.startswith(f"{path}: measured on another machine") and "here" in found.advice
+    assert table_file.CURE in found.advice
+
+
+def changed(**fields: Any) -> Callable[[dict[str, Any]], str]:
+    """A sound document with fields replaced; None takes one out."""
+
+    def change(document: dict[str, Any]) -> str:
+        made = {**document, **fields}
+        return json.dumps({name: value for name, value in made.items() if value is not None})
+
+    return change
+
+
+def points(**fields: Any) -> Callable[[dict[str, Any]], str]:
+    """A sound document whose first point has fields replaced."""
+    return lambda document: changed(points=[{**document["points"][0], **fields}])(document)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("change", "expected"),
     [
-        ("", "Expecting value"),
-        ("{}", "schema is not"),
-        ('{"schema": "all-reduce-table/1"}', "KeyError"),
-        ("[]", "schema is not"),
+        (lambda _: "", "cut off, or no JSON"),
+        (lambda document: json.dumps(document)[:-40], "cut off, or no JSON"),
+        (lambda _: "\xff".encode("latin-1"), "cannot be read"),
+        (lambda _: "[]", "no all-reduce-table/2"),
+        (lambda _: "{}", "no all-reduce-table/2"),
+        (lambda _: " " * (table_file.LARGEST + 1), "are no table"),
+        (changed(schema="all-reduce-table/1"), "format all-reduce-table/1, this version reads"),
+        (changed(points=None), "field 'points' is missing"),
+        (changed(points=[]), "at least one point"),
+        (changed(points=[1]), "not subscriptable"),
+        (changed(key={"gpu": "x"}), "missing 3 required"),
+        (changed(made_with=None), "field 'made_with' is missing"),
+        (changed(made_with={"kernels": 1, "base": "0.5.17"}), "another version (kernels 1 there"),
+        (changed(made_with={**table_file.made_with(), "base": "0.5.16"}), "base 0.5.16 there"),
+        (points(us={ONE_SHOT: 1.0}), "no figure of stock"),
+        (points(us={STOCK: "Infinity"}), "have to be positive"),
+        (points(us={STOCK: "quick"}), "could not convert"),
+        (points(us=[1.0]), "has no attribute"),
     ],
 )
-def test_a_broken_file_is_named_and_not_used(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_bad_file_is_refused_with_its_name_the_reason_and_the_cure(
+    tmp_path: Path, change: Callable[[dict[str, Any]], str | bytes], expected: str
+) -> None:
     path = tmp_path / "table.json"
-    path.write_text(text, encoding="utf-8")
-    found, why = table_file.find(KEY, str(path))
-    assert found == shipped(KEY)
-    assert str(path) in why and expected in why
+    table_file.save(MEASURED, path, "2026-01-01")
+    assert table_file.find(KEY, str(path)).table.points == MEASURED.points
+    text = change(json.loads(path.read_text(encoding="utf-8")))
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    found = table_file.find(KEY, str(path))
+    assert found.table == shipped(KEY) and found.refused
+    assert found.advice.startswith(f"{path}: ") and expected in found.advice
+    assert found.advice.endswith(table_file.CURE)
+
+
+def test_a_folder_in_place_of_a_file_and_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path, words in ((tmp_path, "cannot be read"), (tmp_path / "none.json", "no such file")):
+        found = table_file.find(KEY, str(path))
+        assert found.refused and words in found.advice and str(path) in found.advice
 
 
 def test_without_a_file_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found, why = table_file.find(KEY)
-    assert found == shipped(KEY)
-    assert "bench_all_reduce --write" in why
+    found = table_file.find(KEY)
+    assert found.table == shipped(KEY) and not found.refused
+    assert "bench_all_reduce --write" in found.advice
+
+
+def test_what_the_table_says_of_each_size(tmp_path: Path) -> None:
+    lines = dict(MEASURED.describe())
+    assert lines[PLAIN] == "one-shot up to 43008 bytes, two-stage up to 86016 bytes, stock above"
+    assert lines[FUSED] == "one-shot up to 43008 bytes, stock above"
+    assert dict(shipped(KEY).describe())[PLAIN].startswith(
+        "one-shot up to 49152 bytes, two-stage up to 147456"
+    )
+    assert dict(shipped(Key("any", "NV", 2, "")).describe())[PLAIN] == "stock"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +236,8 @@ def test_without_a_file_the_command_is_named(tmp_path: Path, monkeypatch: pytest
         ([Point(PLAIN, 1, 16, {STOCK: 0.0})], "positive"),
         ([Point(PLAIN, 1, 16, {STOCK: float("nan")})], "positive"),
         ([Point(PLAIN, 1, 0, {STOCK: 1.0})], "positive"),
+        ([Point(PLAIN, 1, 16, {STOCK: float("inf")})], "positive"),
+        ([Point(PLAIN, 1, 16, {STOCK: 1.0}), Point(PLAIN, 2, 16, {STOCK: 2.0})], "two points"),
     ],
 )
 def test_bad_points(points: list[Point], expected: str) -> None:

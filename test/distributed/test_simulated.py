@@ -9,7 +9,7 @@ import pytest
 import torch
 from sglang.srt.distributed.one_shot.errors import PeerTimeout, Unsupported
 from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec, admit
-from sglang.srt.distributed.one_shot.protocol import Kind, Step, Variant, reached
+from sglang.srt.distributed.one_shot.protocol import Kind, Safety, Step, Variant, reached
 from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels, spawn_threads
 
 SPECS = {name: WorkspaceSpec(8, 256) for name in ("eager", "target", "draft", "preflight")}
@@ -181,5 +181,32 @@ def test_a_view_that_is_not_contiguous_is_refused_before_anything_is_sent() -> N
         kernels.all_reduce(torch.ones(33, dtype=torch.bfloat16)[1:].view(1, 32))
 
 
-def test_flags_compare_across_the_wrap() -> None:
-    assert reached(0, 2**32 - 1) and not reached(2**32 - 1, 0) and reached(5, 5) and not reached(4, 5)
+def test_a_flag_is_reached_at_its_epoch_and_one_ahead() -> None:
+    assert reached(5, 5) and reached(6, 5) and not reached(4, 5)
+    # What two days of one-shot calls leave of a flag that only two-stage calls set.
+    old, now = 7, 7 + 2**31 + 1
+    assert not reached(old, now) and reached(old, now, 32)
+
+
+@pytest.mark.parametrize(("bits", "right"), [(64, True), (4, False)])
+def test_a_second_stage_after_many_one_shot_calls(bits: int, right: bool) -> None:
+    """Flags of 4 bits wrap after 8 calls as flags of 32 do after 2**31: the late share is not waited for."""
+    fabric, size = Fabric(2, SPECS), 64
+
+    def late(step: Step) -> bool:
+        if step.stage == 1 and step.kind is Kind.PUSH:
+            time.sleep(0.2)
+        return True
+
+    def work(rank: int) -> torch.Tensor:
+        kernels = SimulatedKernels(
+            fabric, rank, safety=Safety(flag_bits=bits), intercept=late if rank else None
+        )
+        x = torch.full((1, size), float(rank + 1), dtype=torch.bfloat16)
+        for _ in range(9):
+            kernels.all_reduce(x, limit_s=20.0)
+        return kernels.all_reduce(x, variant=Variant.TWO_STAGE, limit_s=20.0)
+
+    first, second = spawn_threads(2, work)
+    assert bool((first == 3).all()) is right  # type: ignore[attr-defined]
+    assert bool((second == 3).all())  # type: ignore[attr-defined]

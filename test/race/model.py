@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sglang.srt.distributed.one_shot.protocol import SAFE, Kind, Safety, Step, Variant, steps
+from sglang.srt.distributed.one_shot.protocol import SAFE, Kind, Safety, Step, Variant, reached, steps
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,8 @@ class Checker:
             while at < len(program):
                 step = program[at]
                 if step.kind is Kind.AWAIT:
-                    if memory[self._cell(True, rank, step.peer, step)] < step.epoch:
+                    flag = memory[self._cell(True, rank, step.peer, step)]
+                    if not reached(flag, step.epoch, self.scenario.safety.flag_bits):
                         break
                 elif not (step.kind is Kind.PUBLISH and self.scenario.lost == (rank, step.peer, step.epoch)):
                     added.append(at)

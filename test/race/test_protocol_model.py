@@ -62,6 +62,13 @@ def test_the_second_stage_is_an_end_barrier_of_the_first() -> None:
     assert check(Scenario(2, [TWO, ONE, TWO], Safety(buffers=1))).wrong
 
 
+@pytest.mark.parametrize(("bits", "wrong"), [(64, ""), (3, "holds epoch 0")])
+def test_narrow_flags_let_a_rare_second_stage_read_too_early(bits: int, wrong: str) -> None:
+    """Five one-shot epochs and a two-stage one: with 3 bits the second stage's first flag looks like one ahead."""
+    result = check(Scenario(2, [*[ONE] * 5, TWO], Safety(flag_bits=bits)))
+    assert (wrong in result.wrong) if wrong else not (result.wrong or result.stuck)
+
+
 def test_a_lost_flag_leaves_its_reader_waiting_until_the_next_epochs_flag() -> None:
     last = check(Scenario(3, [ONE] * 3, lost=(2, 0, 3)))
     assert not last.wrong

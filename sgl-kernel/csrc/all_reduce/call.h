@@ -5,7 +5,7 @@
 
 namespace one_shot {
 
-constexpr int kAbi = 1;
+constexpr int kAbi = 2;
 constexpr int kMaxRanks = 8;
 constexpr int kUnitBytes = 16;  // one store; 8 elements
 constexpr int kUnitElements = 8;
@@ -20,15 +20,15 @@ struct Control {
   uint32_t peer;
   uint32_t channel;
   uint32_t stage;
-  uint32_t epoch;
+  uint32_t epoch;  // of this and the next, the low 32 bits: for a sentence
   uint32_t seen;
   uint32_t unused;
 };
 
 // Bytes of one rank's workspace, by section. The same on every rank.
 struct Layout {
-  int64_t flags;     // uint32 [channels][2 stages][8 sources]: written by peers
-  int64_t epochs;    // uint32 [channels]: written by this rank's kernels only
+  int64_t flags;     // uint64 [channels][2 stages][8 sources]: written by peers
+  int64_t epochs;    // uint64 [channels]: written by this rank's kernels only
   int64_t poison;    // uint32: not 0 once a wait has run out
   int64_t slots;     // 16-byte units [channels][2 buffers][ranks][capacity]: written by peers
   int64_t bytes;     // total

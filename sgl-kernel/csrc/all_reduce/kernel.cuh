@@ -94,17 +94,16 @@ struct Shards {
 template <typename T, bool FUSED>
 __device__ __forceinline__ bool reduce_and_gather(const Workspace& ws, const Deal<FUSED>& deal, const Shards& shards,
                                                   const uint4* x, int turns, int channel, uint32_t buffer,
-                                                  uint32_t epoch) {
+                                                  uint64_t epoch, bool well) {
   const Call& call = ws.call;
-  for (int turn = 0; turn < turns; ++turn) {
+  for (int turn = 0; turn < turns && well; ++turn) {
     const int unit = deal.unit(turn, threadIdx.x);
     const int local = turn * blockDim.x + threadIdx.x;
     const int owner = shards.owner(local);
     if (unit < 0 || owner == call.rank) continue;
     store_unit(ws.slot(owner, channel, buffer, call.rank) + (local - owner * shards.shard), load_unit(x + unit));
   }
-  publish(ws, channel, 0, epoch);
-  if (!await(ws, channel, 0, epoch)) return false;
+  if (!publish(ws, channel, 0, epoch, well) || !await(ws, channel, 0, epoch)) return false;
   for (int at = threadIdx.x; at < shards.shard; at += blockDim.x) {
     const int local = call.rank * shards.shard + at;
     const int unit = local < shards.count ? deal.unit(local / blockDim.x, local % blockDim.x) : -1;
@@ -116,8 +115,7 @@ __device__ __forceinline__ bool reduce_and_gather(const Workspace& ws, const Dea
       store_unit(ws.slot(peer, channel, buffer, call.rank) + shards.half + at, value);
     }
   }
-  publish(ws, channel, 1, epoch);
-  return await(ws, channel, 1, epoch);
+  return publish(ws, channel, 1, epoch, true) && await(ws, channel, 1, epoch);
 }
 
 template <typename T, bool FUSED, bool TWO_STAGE>
@@ -141,40 +139,37 @@ __global__ void __launch_bounds__(kMaxThreads, 1) all_reduce_kernel(const __grid
   if (FUSED) row_sum.start();
   wait_for_previous_grid();
 
-  const uint32_t epoch = *ws.epoch(channel) + 1u;
-  const bool poisoned = *ws.poison() != 0u;
-  uint32_t buffer = epoch & 1u;
+  const uint64_t epoch = *ws.epoch(channel) + 1u;
+  bool ok = *ws.poison() == 0u;  // of this thread only, until `publish` has asked the whole CTA
+  uint32_t buffer = static_cast<uint32_t>(epoch) & 1u;
 #ifdef ONE_SHOT_RACE_TEST
   if (call.weaken & kOneBuffer) buffer = 0;
 #endif
 
   const int local_units = turns * blockDim.x;
   const Shards shards{local_units, (local_units + call.ranks - 1) / call.ranks, call.layout.capacity / 2};
-  bool ok = !poisoned;
   uint4 first_residual = make_uint4(0u, 0u, 0u, 0u);
   if (FUSED && deal.unit(0, threadIdx.x) >= 0) first_residual = load_unit(residual + deal.unit(0, threadIdx.x));
-  if (ok) {
-    if (TWO_STAGE) {
-      let_next_grid_start();
-      ok = reduce_and_gather<T>(ws, deal, shards, x, turns, channel, buffer, epoch);
-    } else {
+  if (TWO_STAGE) {
+    let_next_grid_start();
+    ok = reduce_and_gather<T>(ws, deal, shards, x, turns, channel, buffer, epoch, ok);
+  } else {
 #ifdef ONE_SHOT_RACE_TEST
-      if (call.weaken & kFlagFirst) {
-        publish(ws, channel, 0, epoch);
-        sleep_ns(call.delay_ns);
-      }
-#endif
-      push_all(ws, deal, x, turns, channel, buffer);
-#ifdef ONE_SHOT_RACE_TEST
-      if (!(call.weaken & kFlagFirst))
-#endif
-        publish(ws, channel, 0, epoch);
-      let_next_grid_start();
-      ok = await(ws, channel, 0, epoch);
-#ifdef ONE_SHOT_RACE_TEST
-      if (call.weaken & kDelayRead) sleep_ns(call.delay_ns);
-#endif
+    if (call.weaken & kFlagFirst) {
+      ok = publish(ws, channel, 0, epoch, ok);
+      sleep_ns(call.delay_ns);
     }
+#endif
+    if (ok) push_all(ws, deal, x, turns, channel, buffer);
+#ifdef ONE_SHOT_RACE_TEST
+    if (!(call.weaken & kFlagFirst))
+#endif
+      ok = publish(ws, channel, 0, epoch, ok);
+    let_next_grid_start();
+    ok = ok && await(ws, channel, 0, epoch);
+#ifdef ONE_SHOT_RACE_TEST
+    if (call.weaken & kDelayRead) sleep_ns(call.delay_ns);
+#endif
   }
   if (FUSED) row_sum.started();
 

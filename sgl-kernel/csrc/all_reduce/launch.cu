@@ -111,8 +111,8 @@ int one_shot_layout(int32_t rows, int32_t hidden, int32_t max_blocks, int32_t ra
   out->capacity = (capacity + 1) / 2 * 2;
   out->channels = max_blocks + (pairs ? ranks * (ranks - 1) / 2 : 0);
   out->flags = 0;
-  out->epochs = aligned(static_cast<int64_t>(out->channels) * 2 * kMaxRanks * 4);
-  out->poison = out->epochs + aligned(static_cast<int64_t>(out->channels) * 4);
+  out->epochs = aligned(static_cast<int64_t>(out->channels) * 2 * kMaxRanks * sizeof(uint64_t));
+  out->poison = out->epochs + aligned(static_cast<int64_t>(out->channels) * sizeof(uint64_t));
   out->slots = out->poison + 256;
   out->bytes = aligned(out->slots + static_cast<int64_t>(out->channels) * 2 * ranks * out->capacity * kUnitBytes);
   return cudaSuccess;

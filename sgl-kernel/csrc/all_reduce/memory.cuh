@@ -26,13 +26,17 @@ __device__ __forceinline__ void store_unit(uint4* at, uint4 v) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_release(uint64_t* at, uint64_t v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
+}
+
 __device__ __forceinline__ void store_release(uint32_t* at, uint32_t v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
 
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* at) {
-  uint32_t v;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+__device__ __forceinline__ uint64_t load_acquire(const uint64_t* at) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
   return v;
 }
 
@@ -68,16 +72,17 @@ __device__ __forceinline__ void sleep_ns(uint64_t ns) {
 struct Workspace {
   const Call& call;
 
-  __device__ __forceinline__ uint32_t* word(int rank, int64_t section, int64_t index) const {
-    return reinterpret_cast<uint32_t*>(call.base[rank] + section) + index;
+  template <typename Word>
+  __device__ __forceinline__ Word* word(int rank, int64_t section, int64_t index) const {
+    return reinterpret_cast<Word*>(call.base[rank] + section) + index;
   }
-  __device__ __forceinline__ uint32_t* flag(int owner, int channel, int stage, int source) const {
-    return word(owner, call.layout.flags, (channel * 2 + stage) * kMaxRanks + source);
+  __device__ __forceinline__ uint64_t* flag(int owner, int channel, int stage, int source) const {
+    return word<uint64_t>(owner, call.layout.flags, (channel * 2 + stage) * kMaxRanks + source);
   }
-  __device__ __forceinline__ uint32_t* epoch(int channel) const {
-    return word(call.rank, call.layout.epochs, channel);
+  __device__ __forceinline__ uint64_t* epoch(int channel) const {
+    return word<uint64_t>(call.rank, call.layout.epochs, channel);
   }
-  __device__ __forceinline__ uint32_t* poison() const { return word(call.rank, call.layout.poison, 0); }
+  __device__ __forceinline__ uint32_t* poison() const { return word<uint32_t>(call.rank, call.layout.poison, 0); }
   __device__ __forceinline__ uint4* slot(int owner, int channel, uint32_t buffer, int source) const {
     const int64_t cell = (static_cast<int64_t>(channel) * 2 + buffer) * call.ranks + source;
     return reinterpret_cast<uint4*>(call.base[owner] + call.layout.slots) + cell * call.layout.capacity;
@@ -100,37 +105,42 @@ __device__ __noinline__ void report(uint32_t* poison, Control* c, uint32_t code,
 }
 
 // One thread waits for one peer. The clock and the abort word are looked at every 256 polls only.
-__device__ __forceinline__ bool wait_for(const Workspace& ws, int peer, int channel, int stage, uint32_t epoch) {
-  const uint32_t* flag = ws.flag(ws.call.rank, channel, stage, peer);
+__device__ __forceinline__ bool wait_for(const Workspace& ws, int peer, int channel, int stage, uint64_t epoch) {
+  const uint64_t* flag = ws.flag(ws.call.rank, channel, stage, peer);
   uint64_t start = 0;
   for (uint32_t polls = 1;; ++polls) {
-    const uint32_t seen = load_acquire(flag);
-    // A peer may be one epoch ahead; counters wrap.
-    if (static_cast<int32_t>(seen - epoch) >= 0) return true;
+    const uint64_t seen = load_acquire(flag);
+    // A peer may be one epoch ahead. 64 bits never wrap; 32 would: a second stage that is used once in days finds a
+    // flag that is 2^31 epochs old, which a comparison of differences takes for one of the future.
+    if (seen >= epoch) return true;
     if ((polls & 255u) == 0u) {
       const uint64_t now = now_ns();
       if (start == 0) start = now;
       Control* c = reinterpret_cast<Control*>(ws.call.control);
       const bool aborted = load_relaxed(&c->abort) != 0u;
       if (aborted || (ws.call.limit_ns != 0 && now - start > ws.call.limit_ns)) {
-        report(ws.poison(), c, aborted ? 2u : 1u, peer, channel, stage, epoch, seen);
+        report(ws.poison(), c, aborted ? 2u : 1u, peer, channel, stage, static_cast<uint32_t>(epoch),
+               static_cast<uint32_t>(seen));
         return false;
       }
     }
   }
 }
 
-// Whole CTA: everything that it pushed and read so far comes before the flags that it sets here.
-__device__ __forceinline__ void publish(const Workspace& ws, int channel, int stage, uint32_t epoch) {
-  __syncthreads();
+// Whole CTA: everything that it pushed and read so far comes before the flags that it sets here. False, and no flag
+// is set, if any thread is not well: another CTA may poison the workspace while this one looks, so that its threads
+// differ in what they saw, and a part of a message must not be published.
+__device__ __forceinline__ bool publish(const Workspace& ws, int channel, int stage, uint64_t epoch, bool well) {
+  if (!__syncthreads_and(well)) return false;
   const int peer = threadIdx.x;
   if (peer != ws.call.rank && ws.takes_part(peer)) {
     store_release(ws.flag(peer, channel, stage, ws.call.rank), epoch);
   }
+  return true;
 }
 
 // Whole CTA: false if a wait ran out.
-__device__ __forceinline__ bool await(const Workspace& ws, int channel, int stage, uint32_t epoch) {
+__device__ __forceinline__ bool await(const Workspace& ws, int channel, int stage, uint64_t epoch) {
   const int peer = threadIdx.x;
   bool failed = false;
   if (peer != ws.call.rank && ws.takes_part(peer)) failed = !wait_for(ws, peer, channel, stage, epoch);

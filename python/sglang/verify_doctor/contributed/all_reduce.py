@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 import platform
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,23 @@ from sglang.verify_doctor.registry import Contribution
 
 #: A name that takes longer than this to resolve is asked for by every gloo group again.
 NAME_S = 2.0
-SCHEMA = "all-reduce-table/1"
+SETTING, TABLE = "SGLANG_FORK_ALL_REDUCE", "SGLANG_FORK_ALL_REDUCE_TABLE"
 
 
 def gather() -> dict[str, Any]:
-    """How long the machine's own name takes, and the measured tables of this user. Bounded in time."""
-    return {"name_s": _name_seconds(), "tables": tables(_folder()), "setting": _setting()}
+    """How long the machine's own name takes, the measured tables of this user, and the one that a setting names.
 
+    Bounded in time. Whole documents, so that saved facts say what a server would do with them.
+    """
+    from sglang.srt.distributed.one_shot import table_file
 
-def _setting() -> str:
-    return os.environ.get("SGLANG_FORK_ALL_REDUCE", "").strip() or "auto"
-
-
-def _folder() -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "sglang-fork" / "all-reduce"
+    named = os.environ.get(TABLE, "").strip()
+    return {
+        "name_s": _name_seconds(),
+        "tables": tables(table_file.folder()),
+        "named": (table_file.recorded([Path(named)]) if named else [None])[0],
+        "setting": os.environ.get(SETTING, "").strip() or "auto",
+    }
 
 
 def _name_seconds(limit_s: float = 10.0) -> float | None:
@@ -55,16 +57,26 @@ def _name_seconds(limit_s: float = 10.0) -> float | None:
 
 
 def tables(folder: Path) -> list[dict[str, Any]]:
-    """Keys of the measured tables in a folder; files that are none are left out."""
-    found = []
-    for file in sorted(folder.glob("*.json")):
-        try:
-            document = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(document, dict) and document.get("schema") == SCHEMA:
-            found.append({**document["key"], "taken": document.get("taken", "")})
-    return found
+    """The measured tables in a folder: ``file`` with its ``document``, or with the ``problem`` of reading it."""
+    from sglang.srt.distributed.one_shot import table_file
+
+    return table_file.recorded(sorted(folder.glob("*.json")))
+
+
+def find(facts: Mapping[str, Any], key: Any) -> Any:
+    """The ``table_file.Found`` of a server on the machine of these facts, for ``key`` (a ``policy.Key``)."""
+    from sglang.srt.distributed.one_shot import policy, table_file
+
+    found = section(facts, "all_reduce")
+    entry = found.get("named")
+    if not entry:
+        name = table_file.default_path(key).name
+        entry = next((each for each in found.get("tables") or [] if Path(each["file"]).name == name), None)
+    if not entry:
+        return table_file.Found(policy.shipped(key), f"not measured on this machine; {table_file.CURE}")
+    if "problem" in entry:
+        return table_file.Found(policy.shipped(key), entry["problem"], refused=True)
+    return table_file.chosen(key, entry["document"], entry["file"])
 
 
 def name(facts: Mapping[str, Any], mode: str) -> list[Finding]:
@@ -86,22 +98,58 @@ def name(facts: Mapping[str, Any], mode: str) -> list[Finding]:
 
 
 def table(facts: Mapping[str, Any], mode: str) -> list[Finding]:
-    """Who reduces is a matter of a table; one that was measured here, or a careful default."""
+    """Who reduces is a matter of a table: one that was measured here, or a careful default. What is refused is named."""
     gpus = section(facts, "nvidia").get("gpus") or []
     found = section(facts, "all_reduce")
     if mode != "gpu" or len(gpus) < 2 or not found:
         return []
     if found.get("setting", "auto") != "auto":
-        return [note("all-reduce", f"SGLANG_FORK_ALL_REDUCE={found['setting']}: no table is asked")]
-    mine = [
-        entry
-        for entry in found.get("tables") or []
-        if entry.get("gpu") == gpus[0].get("name")
-        and entry.get("driver") == section(facts, "nvidia").get("driver")
+        return [note("all-reduce", f"{SETTING}={found['setting']}: no table is asked")]
+    named = found.get("named")
+    sound, refused = _read(facts, [named] if named else found.get("tables") or [], bool(named))
+    findings = [
+        warning("all-reduce", f"a table is refused, and a default decides: {problem}", cure)
+        for problem, cure in refused
     ]
-    if mine:
-        ranks = ", ".join(f"{entry['ranks']} ranks over {entry['link']}" for entry in mine)
-        return [ok("all-reduce", f"measured on this machine for {ranks}")]
+    if sound:
+        return [*findings, ok("all-reduce", f"measured on this machine for {', '.join(sound)}")]
+    return findings or _unmeasured(facts)
+
+
+def _read(
+    facts: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], named: bool
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """What was measured on this machine, and (problem, cure) of each file that a server would refuse.
+
+    A file of another machine is a problem only where a setting names it: the cache may hold those of several.
+    """
+    from sglang.srt.distributed.one_shot import table_file
+
+    gpus = section(facts, "nvidia").get("gpus") or []
+    driver = str(section(facts, "nvidia").get("driver") or "")
+    sound: list[str] = []
+    refused: list[tuple[str, str]] = []
+    for entry in entries:
+        problem = str(entry.get("problem") or "")
+        if not problem:
+            try:
+                key = table_file.parse(entry["document"], entry["file"]).key
+            except table_file.TableError as error:
+                problem = str(error)
+            else:
+                here = dataclasses.replace(key, gpu=str(gpus[0].get("name") or ""), driver=driver)
+                differing = table_file.differences(key, here)
+                if not differing:
+                    sound.append(f"{key.ranks} ranks over {key.link} ({entry['file']})")
+                elif named:
+                    problem = f"{entry['file']}: measured on another machine ({differing}); {table_file.CURE}"
+        if problem:
+            what, _, cure = problem.rpartition("; ")
+            refused.append((what, cure + (f", or unset {TABLE}" if named else "")))
+    return sound, refused
+
+
+def _unmeasured(facts: Mapping[str, Any]) -> list[Finding]:
     far = nvidia.farthest([list(row) for row in section(facts, "nvidia").get("paths") or []])
     if far == "NV":
         return [

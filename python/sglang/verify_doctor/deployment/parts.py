@@ -155,7 +155,8 @@ def one_shot(it: Deployment) -> list[Row]:
         return []
     if off is not None:
         return [("all-reduce, one-shot", "none", off)]
-    from sglang.srt.distributed.one_shot import gate, policy, settings, table_file, topology
+    from sglang.srt.distributed.one_shot import gate, policy, settings, topology
+    from sglang.verify_doctor.contributed import all_reduce
 
     found = topology.from_facts(it.facts)
     mode = settings.mode(
@@ -170,9 +171,12 @@ def one_shot(it: Deployment) -> list[Row]:
         if not decision.ok:
             return [("all-reduce, one-shot", "no", f"{decision.reason}: {decision.detail}")]
     key = policy.Key(it.gpu.name, found.link(list(range(size))), size, found.driver)
-    table = policy.forced(key) if mode == "force" else table_file.find(key)[0]
+    given = all_reduce.find(it.facts, key)
+    table = policy.forced(key) if mode == "force" else given.table
     hidden = int(it.target.config.hidden_size)
     rows: list[Row] = []
+    if given.refused and mode != "force":
+        rows.append(("all-reduce, table", "refused", given.advice))
     for count in sorted({1, it.draft_tokens}):
         message = count * hidden * it.target.dtype.itemsize
         choice = table.choose(policy.PLAIN, message)

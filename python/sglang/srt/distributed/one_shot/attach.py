@@ -182,7 +182,10 @@ def _plan(look: Look, said: list[RankFacts]) -> dict[str, Any]:
     if said[0].mode == "force":
         table, advice = forced(key), ""
     else:
-        table, advice = table_file.find(key, settings.table())
+        found = table_file.find(key, settings.table())
+        table, advice = found.table, found.advice
+        if found.refused:
+            fallbacks.record(PATH, "table refused", detail=advice)
     return {"facts": facts, "table": table_file.to_document(table), "advice": advice}
 
 

@@ -47,6 +47,7 @@ class _Workspace:
         self.pairs = list(combinations(range(ranks), 2)) if name == PREFLIGHT else []
         self.layout = library.layout(spec.max_rows, spec.max_hidden, spec.max_blocks, ranks, bool(self.pairs))
         self.control = Control.from_address(control[0])
+        self.stream: torch.cuda.Stream | None = None  # of the last launch that was not captured
         self.call = Call(
             control=control[1],
             layout=self.layout,
@@ -142,7 +143,7 @@ class CudaKernels(OneShotKernels):
         call = self._prepare(x, out, workspace, variant, limit_s)
         if members is not None:
             self._take_pair(call, self._spaces[workspace], members)
-        self._launch(call)
+        self._launch(call, self._spaces[workspace])
         return out
 
     def all_reduce_rms_norm(
@@ -171,7 +172,7 @@ class CudaKernels(OneShotKernels):
         call.fused, call.eps = 1, eps
         call.residual, call.residual_out = residual.data_ptr(), residual_out.data_ptr()
         call.weight = gain.data_ptr()
-        self._launch(call)
+        self._launch(call, self._spaces[workspace])
         return out, residual_out
 
     def check(self, workspace: str | None = None) -> None:
@@ -255,13 +256,28 @@ class CudaKernels(OneShotKernels):
         call.first_channel = space.spec.max_blocks + space.pairs.index(pair)
         call.max_blocks = 1
 
-    def _launch(self, call: Call) -> None:
-        stream = torch.cuda.current_stream(self.device).cuda_stream
+    def _launch(self, call: Call, space: _Workspace) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        if stream != space.stream:
+            self._follow(space, stream)
         if torch.cuda.current_device() == self.device:
-            self._library.call("launch", ctypes.byref(call), stream)
+            self._library.call("launch", ctypes.byref(call), stream.cuda_stream)
         else:
             with torch.cuda.device(self.device):
-                self._library.call("launch", ctypes.byref(call), stream)
+                self._library.call("launch", ctypes.byref(call), stream.cuda_stream)
+
+    @staticmethod
+    def _follow(space: _Workspace, stream: torch.cuda.Stream) -> None:
+        """Launches on a workspace follow one another on the device, also where the host changes streams in between.
+
+        A warm-up on the capture's stream and the first eager step on the server's are such a pair. A captured launch
+        is ordered by the stream that its graph is replayed on.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return
+        if space.stream is not None:
+            stream.wait_stream(space.stream)
+        space.stream = stream
 
 
 def _refuse_specs(ranks: int, workspaces: Mapping[str, WorkspaceSpec]) -> None:
@@ -296,8 +312,8 @@ def open_cuda_kernels(
     try:
         library, how = _load(index)
         kernels = CudaKernels(library, how, index, rank, ranks, workspaces)
-    except OneShotError as raised:
-        error = str(raised)
+    except Exception as raised:  # whatever it is, the other ranks wait for this one in the exchange
+        error = str(raised) if isinstance(raised, OneShotError) else f"{type(raised).__name__}: {raised}"
     errors = buffers.gather(group, error)
     if any(errors) or kernels is None:
         raise NotBuilt("; ".join(f"rank {other}: {text}" for other, text in enumerate(errors) if text))

@@ -10,6 +10,7 @@ P2P_OFF = "NCCL_P2P_DISABLE=1"
 LOST = "lost"  # the pattern never arrived and no flag came
 WRONG = "wrong"  # a flag came, the bytes are not the pattern
 LATE = "late"  # the rank itself did not answer
+SLOW = "slow"  # everything works, and took longer than the preflight may
 REFUSED = "refused"  # the driver would not map the peer's memory
 SUM = "sum"  # every pair works, the reduction does not
 KERNEL = "kernel"  # the kernel does not load or run at all
@@ -27,6 +28,8 @@ def cure(kind: str, link: str, topology: Topology) -> str:
         return "rebuild the kernels for this GPU, or look at `python -m sglang.verify_doctor`"
     if kind == LATE:
         return "look at that rank's log: it failed, or was slow to start"
+    if kind == SLOW:
+        return "raise SGLANG_FORK_ALL_REDUCE_PREFLIGHT_S if the machine was merely busy; NCCL is in use meanwhile"
     if kind == SUM:
         return "report this with the table that `python -m sglang.bench_all_reduce` prints; NCCL is in use meanwhile"
     if topology.mig:

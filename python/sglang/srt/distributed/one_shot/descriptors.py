@@ -29,7 +29,7 @@ def exchange_descriptors(
         descriptor: an open file descriptor, owned and closed here.
 
     Raises:
-        OSError: a peer did not connect or answer within 20 s; it is named.
+        OSError: a rank can open no socket, or did not connect or answer within 20 s; it is named.
     """
     received: dict[int, int] = {}
     try:
@@ -38,15 +38,25 @@ def exchange_descriptors(
             return
         # An abstract name: nothing to remove, and a fresh one cannot be there already.
         name = f"\0sglang-one-shot-{os.getpid()}-{secrets.token_hex(8)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-            server.bind(name)
-            server.listen(ranks)
-            names = gather(name)
+        with contextlib.ExitStack() as stack:
+            server, refused = None, ""
+            try:
+                server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                server.bind(name)
+                server.listen(ranks)
+            except (
+                OSError
+            ) as error:  # a sandbox without such sockets: the others wait for a name all the same
+                server, refused = None, str(error)
+            names = gather((name, refused))
+            mute = [f"rank {n} has no socket: {problem}" for n, (_, problem) in enumerate(names) if problem]
+            if mute or server is None:
+                raise OSError("; ".join(mute))
             giver = threading.Thread(target=_give, args=(server, ranks - 1, descriptor), daemon=True)
             giver.start()
             for other in range(ranks):
                 if other != rank:
-                    received[other] = _take(names[other], other)
+                    received[other] = _take(names[other][0], other)
             giver.join(LIMIT_S)
         yield received
     finally:
@@ -58,16 +68,17 @@ def exchange_descriptors(
 
 def _give(server: socket.socket, takers: int, descriptor: int) -> None:
     deadline = time.monotonic() + LIMIT_S
-    with contextlib.suppress(OSError):  # the taker reports what it did not get
-        for _ in range(takers):
+    given = 0
+    while given < takers and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):  # the taker reports what it did not get
             server.settimeout(max(0.1, deadline - time.monotonic()))
             taker, _address = server.accept()
             with taker:
                 credentials = taker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-                if (
-                    struct.unpack("3i", credentials)[1] == os.getuid()
-                ):  # an abstract name is open to every user
+                # An abstract name is open to every user: a stranger gets nothing, and takes nobody's turn.
+                if struct.unpack("3i", credentials)[1] == os.getuid():
                     socket.send_fds(taker, [b"fd"], [descriptor])
+                    given += 1
 
 
 def _take(name: str, other: int) -> int:

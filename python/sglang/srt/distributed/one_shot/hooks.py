@@ -61,27 +61,57 @@ def _store() -> Any:
 
 
 def _watch(group: Any, exchange: Exchange) -> RankWatch | None:
-    """A watch over the group's ranks where they share a machine; one a process."""
+    """A watch over the group's ranks where they share a machine; one a process.
+
+    Ranks in containers may share a name and no folder: whoever cannot take part says so, and nobody watches.
+    """
     import platform
 
     hosts = exchange.require("host", platform.node(), attaching.ANSWER_S)
     if watches or len(set(hosts)) > 1:
         return None
-    mine = tempfile.mkdtemp(prefix="sglang-ranks-") if exchange.rank == 0 else "-"
-    folder = Path(exchange.require("folder", mine, attaching.ANSWER_S)[0])
-    rank = exchange.rank
+    place, problem = exchange.require(
+        "folder", _shared_folder() if exchange.rank == 0 else ["", ""], attaching.ANSWER_S
+    )[0]
+    rank, folder = exchange.rank, Path(place)
 
     def lost(loss: Any) -> None:
         ending.end(loss, rank, partial(_abort_all))
 
-    watch = RankWatch(folder, rank, exchange.size, lost)
-    exchange.require("locked", True, attaching.ANSWER_S)
-    watch.start()
-    exchange.require("opened", True, attaching.ANSWER_S)
-    if exchange.rank == 0:
+    watch: RankWatch | None = None
+    try:
+        if not problem:
+            watch = RankWatch(folder, rank, exchange.size, lost)
+    except OSError as error:
+        problem = str(error)
+    problems = exchange.require("locked", problem, attaching.ANSWER_S)
+    if watch is not None and not any(problems):
+        try:
+            watch.start()
+        except OSError as error:
+            problem = str(error)
+    problems = exchange.require("opened", problem, attaching.ANSWER_S)
+    if exchange.rank == 0 and place:
         shutil.rmtree(folder, ignore_errors=True)
+    if watch is None or any(problems):
+        if watch is not None:
+            watch.stop()
+        words = [f"rank {other}: {text}" for other, text in enumerate(problems) if text]
+        fallbacks.record(PATH, "no rank watch", detail="; ".join(words))
+        return None
     watches.append(watch)
     return watch
+
+
+def _shared_folder() -> list[str]:
+    """A new folder for the locks and "", or "" and why there is none; a container may have no ``/tmp`` to write to."""
+    problem = ""
+    for parent in (None, "/dev/shm"):
+        try:
+            return [tempfile.mkdtemp(prefix="sglang-ranks-", dir=parent), ""]
+        except OSError as error:
+            problem = problem or str(error)
+    return ["", problem]
 
 
 def _abort_all() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from sglang.srt.distributed.one_shot.errors import NotBuilt, OneShotError
 
-ABI = 1
+ABI = 2
 MAX_RANKS = 8
 DRIVER_ERROR = 100_000  # added to error codes of the driver API
 HANDLE_BYTES = 64

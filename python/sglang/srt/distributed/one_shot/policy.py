@@ -66,13 +66,13 @@ class Table:
     Attributes:
         key: the machine.
         points: measured messages, any order.
-        limits: kind -> largest message in bytes that ``ONE_SHOT`` serves; used only without points.
+        limits: kind -> (method, largest message in bytes that it serves), ascending; used only without points.
         origin: where this came from, in words.
     """
 
     key: Key
     points: tuple[Point, ...] = ()
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     origin: str = ""
 
     def choose(self, kind: str, size: int) -> Choice:
@@ -82,10 +82,11 @@ class Table:
         one, and the crossover to stock comes from above. Beyond the largest measured message stock reduces.
         """
         if not self.points:
-            limit = self.limits.get(kind, 0)
-            if size <= limit:
-                return Choice(ONE_SHOT, f"{self.origin}: at most {limit} bytes")
-            return Choice(STOCK, f"{self.origin}: above {limit} bytes" if limit else self.origin)
+            for method, limit in self.limits.get(kind, ()):
+                if size <= limit:
+                    return Choice(method, f"{self.origin}: at most {limit} bytes")
+            last = self.crossover(kind)
+            return Choice(STOCK, f"{self.origin}: above {last} bytes" if last else self.origin)
         above = [point for point in self.points if point.kind == kind and point.bytes >= size]
         if not above:
             return Choice(STOCK, f"{self.origin}: larger than any measured message", measured=True)
@@ -102,7 +103,7 @@ class Table:
     def crossover(self, kind: str) -> int:
         """The largest known message in bytes that ours serves; 0 if none."""
         if not self.points:
-            return self.limits.get(kind, 0)
+            return max((limit for _, limit in self.limits.get(kind, ())), default=0)
         served = [
             p.bytes for p in self.points if p.kind == kind and self.choose(kind, p.bytes).method in OURS
         ]
@@ -118,15 +119,32 @@ class Table:
             ),
         ]
         for kind in (PLAIN, FUSED):
-            limit = self.crossover(kind)
-            lines.append((kind, f"ours up to {limit} bytes, stock above" if limit else "stock"))
+            spans = [f"{method} up to {limit} bytes" for method, limit in self._spans(kind)]
+            lines.append((kind, ", ".join([*spans, "stock above"] if spans else ["stock"])))
         return lines
+
+    def _spans(self, kind: str) -> list[tuple[str, int]]:
+        """(method, last known size) of each run of sizes that one method serves, up to the crossover."""
+        known = sorted(p.bytes for p in self.points if p.kind == kind)
+        if not self.points:
+            known = [limit for _, limit in self.limits.get(kind, ())]
+        spans: list[tuple[str, int]] = []
+        for size in known:
+            method = self.choose(kind, size).method
+            if spans and spans[-1][0] == method:
+                spans.pop()
+            spans.append((method, size))
+        while spans and spans[-1][0] == STOCK:
+            spans.pop()
+        return spans
 
 
 # Nobody has measured these kernels on PCIe yet. The limits follow public figures of other one-shot push kernels,
 # and stay below their crossovers: 8 ranks behind switches take 16.5 us at 32 KB where NCCL takes 24 and more; on
 # a 4-rank tree 128 KB is still ahead and 384 KB behind. The farther the path, the earlier NCCL's ring wins, since
-# push sends every byte ranks - 1 times over the link that it shares.
+# push sends every byte ranks - 1 times over the link that it shares. These are one-shot's limits; two-stage sends
+# 2 / ranks of its bytes in two hops, so it goes on where one-shot ends: to the size at which it would send as much,
+# less a quarter for the second hop.
 _NEAR = {4: 65_536, 8: 49_152}
 _HOST = {4: 49_152, 8: 16_384}
 _SOCKETS = {4: 16_384, 8: 16_384}
@@ -149,31 +167,36 @@ def shipped(key: Key) -> Table:
             "cpu": "a processor has no such kernel",
         }.get(key.link, "the path between the GPUs is not known")
         return Table(key, origin=f"shipped default ({why})")
-    limit = next((size for most, size in by_ranks.items() if key.ranks <= most), 0)
+    limits = _limits(next((size for most, size in by_ranks.items() if key.ranks <= most), 0), key.ranks)
     return Table(
         key,
-        limits={PLAIN: limit, FUSED: limit},
+        limits={PLAIN: limits, FUSED: limits},
         origin=f"shipped default for {key.link} with {key.ranks} ranks, not measured here",
     )
+
+
+def _limits(one_shot: int, ranks: int) -> tuple[tuple[str, int], ...]:
+    """One-shot up to its limit in bytes, then two-stage where it saves enough of the link."""
+    two_stage = one_shot * ranks // 2 * 3 // 4
+    if not one_shot:
+        return ()
+    return ((ONE_SHOT, one_shot), *([(TWO_STAGE, two_stage)] if two_stage > one_shot else []))
 
 
 def forced(key: Key, method: str = ONE_SHOT) -> Table:
     """Every message that the gate admits (``SGLANG_FORK_ALL_REDUCE=force``)."""
     if method not in OURS:
         raise ValueError(f"method {method!r} is not one of {', '.join(OURS)}")
-    everything = 1 << 62
-    if method == ONE_SHOT:
-        return Table(key, limits={PLAIN: everything, FUSED: everything}, origin="forced by the setting")
-    points = tuple(Point(kind, 0, everything, {method: 0.0, STOCK: 1.0}) for kind in (PLAIN, FUSED))
-    return Table(key, points=points, origin="forced by the setting")
+    everything = ((method, 1 << 62),)
+    return Table(key, limits={PLAIN: everything, FUSED: everything}, origin="forced by the setting")
 
 
 def from_measurements(key: Key, points: Sequence[Point], origin: str) -> Table:
     """A table of measured points.
 
     Raises:
-        ValueError: no points, or a point without a figure of stock, with a figure that is not positive, or of an
-            unknown kind.
+        ValueError: no points, or a point without a figure of stock, with a figure that is not positive, of an
+            unknown kind, or of a kind and size that there is already.
     """
     if not points:
         raise ValueError("a measured table needs at least one point")
@@ -182,6 +205,8 @@ def from_measurements(key: Key, points: Sequence[Point], origin: str) -> Table:
             raise ValueError(f"kind {point.kind!r} is not {PLAIN} or {FUSED}")
         if STOCK not in point.us:
             raise ValueError(f"{point.kind} at {point.bytes} bytes has no figure of {STOCK}")
-        if point.bytes <= 0 or any(not us > 0 for us in point.us.values()):
+        if point.bytes <= 0 or any(not 0 < us < float("inf") for us in point.us.values()):
             raise ValueError(f"{point.kind} at {point.bytes} bytes: sizes and times have to be positive")
+    if len({(point.kind, point.bytes) for point in points}) < len(points):
+        raise ValueError("two points of one kind and size")
     return Table(key, points=tuple(points), origin=origin)

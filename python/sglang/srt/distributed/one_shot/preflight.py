@@ -99,19 +99,23 @@ def run(
                     lambda name=workspace: _together(kernels, device, exchange, name),  # type: ignore[misc]
                 )
             )
-    for label, step in steps:
+    for number, (label, step) in enumerate(steps, 1):
         answer = _guarded(step, exchange.rank)
-        left = max(limit_s - (time.monotonic() - start), PAIR_S + HOST_S)
-        verdict = judge(exchange.gather(label, answer, left), label)
+        answer["elapsed"] = time.monotonic() - start
+        left = max(limit_s - answer["elapsed"], PAIR_S + HOST_S)
+        # A step is begun only if the limit holds even where its kernels run into theirs.
+        allowed = limit_s if number == len(steps) else max(limit_s - PAIR_S - HOST_S, limit_s / 2)
+        verdict = judge(exchange.gather(label, answer, left), label, allowed)
         if not verdict.ok:
             return Verdict(False, verdict.fault, time.monotonic() - start, verdict.wedged)
     return Verdict(True, None, time.monotonic() - start)
 
 
-def judge(answers: Sequence[Any], label: str) -> Verdict:
+def judge(answers: Sequence[Any], label: str, allowed_s: float = float("inf")) -> Verdict:
     """The verdict on one round of answers: the earliest fault, and of one turn the one that names most.
 
-    A rank that stops after a fault leaves its peer waiting in the next turn: the later fault is the echo.
+    A rank that stops after a fault leaves its peer waiting in the next turn: the later fault is the echo. Rank 0's
+    clock is everybody's: where it is past ``allowed_s`` and nothing is wrong, the preflight ends as too slow.
     """
     faults = [Fault(**answer["fault"]) for answer in answers if answer is not None and answer.get("fault")]
     wedged = any(answer is not None and answer.get("wedged") for answer in answers)
@@ -119,8 +123,11 @@ def judge(answers: Sequence[Any], label: str) -> Verdict:
     if silent:
         faults.append(Fault(cures.LATE, silent[0], -1, f"no answer ({label})"))
     if not faults:
-        return Verdict(True)
-    order = (cures.WRONG, cures.LOST, cures.REFUSED, cures.KERNEL, cures.SUM, cures.LATE)
+        elapsed = float((answers[0] or {}).get("elapsed", 0.0))
+        if elapsed <= allowed_s:
+            return Verdict(True)
+        faults = [Fault(cures.SLOW, 0, -1, f"{elapsed:.1f} s and not done ({label})")]
+    order = (cures.WRONG, cures.LOST, cures.REFUSED, cures.KERNEL, cures.SUM, cures.SLOW, cures.LATE)
     first = min(faults, key=lambda fault: (fault.kind == cures.LATE, fault.turn, order.index(fault.kind)))
     return Verdict(False, first, wedged=wedged)
 

@@ -66,16 +66,18 @@ class Safety:
         release: a flag may not become visible before the data pushed, nor before the reads done, ahead of it.
         acquire: a slot may not be read before the flag that was awaited for it.
         data_first: data is pushed before its flag is published.
+        flag_bits: width of flags and counters. A flag of the second stage may be as old as the last two-stage call;
+            with 32 bits, one-shot calls of two days make such a flag look like one of the future.
     """
 
     buffers: int = 2
     release: bool = True
     acquire: bool = True
     data_first: bool = True
+    flag_bits: int = 64
 
 
 SAFE = Safety()
-EPOCH_MODULUS = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,9 @@ class Step:
     buffer: int
 
 
-def reached(flag: int, epoch: int) -> bool:
-    """Whether a flag (uint32, wraps) has reached ``epoch``; a peer may be one epoch ahead, never 2**31."""
-    return (flag - epoch) % EPOCH_MODULUS < EPOCH_MODULUS // 2
+def reached(flag: int, epoch: int, bits: int = SAFE.flag_bits) -> bool:
+    """Whether a flag has reached ``epoch``, both counted modulo 2**bits; a flag 2**(bits-1) behind looks ahead."""
+    return (flag - epoch) % (1 << bits) < 1 << (bits - 1)
 
 
 def peers_of(rank: int, members: Sequence[int]) -> tuple[int, ...]:

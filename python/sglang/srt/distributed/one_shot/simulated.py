@@ -24,7 +24,6 @@ from sglang.srt.distributed.one_shot.kernels import (
     WorkspaceSpec,
 )
 from sglang.srt.distributed.one_shot.protocol import (
-    EPOCH_MODULUS,
     SAFE,
     Kind,
     Safety,
@@ -35,7 +34,7 @@ from sglang.srt.distributed.one_shot.protocol import (
     steps,
 )
 
-_FLAG_BYTES = 8  # int64 in memory, compared as uint32
+_FLAG_BYTES = 8  # int64
 
 # Called before each step; False skips it (a lost flag, a lost store); it may also sleep (a late rank).
 Intercept = Callable[[Step], bool]
@@ -205,7 +204,9 @@ class SimulatedKernels(OneShotKernels):
                     workspace, step.peer, channel, stage, self.rank, step.buffer, raw.numel()
                 ).copy_(raw)
             elif step.kind is Kind.PUBLISH:
-                self.fabric.flag(workspace, step.peer, channel, stage, self.rank).fill_(epoch % EPOCH_MODULUS)
+                self.fabric.flag(workspace, step.peer, channel, stage, self.rank).fill_(
+                    epoch % (1 << self._safety.flag_bits)
+                )
             elif step.kind is Kind.AWAIT:
                 self._await(workspace, channel, step, limit_s)
             else:
@@ -227,9 +228,8 @@ class SimulatedKernels(OneShotKernels):
 
     def _await(self, workspace: str, channel: int, step: Step, limit_s: float) -> None:
         flag = self.fabric.flag(workspace, self.rank, channel, step.stage, step.peer)
-        wanted = step.epoch % EPOCH_MODULUS
         deadline = time.monotonic() + limit_s if limit_s else float("inf")
-        while not reached(int(flag), wanted):
+        while not reached(int(flag), step.epoch, self._safety.flag_bits):
             aborted = self._aborted.is_set()
             if aborted or time.monotonic() > deadline:
                 self._failed[workspace] = PeerTimeout(
@@ -238,7 +238,7 @@ class SimulatedKernels(OneShotKernels):
                     workspace,
                     channel=channel,
                     stage=step.stage,
-                    epoch=wanted,
+                    epoch=step.epoch,
                     seen=int(flag),
                     aborted=aborted,
                 )
