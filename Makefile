@@ -10,6 +10,8 @@ PYTHON ?= $(if $(wildcard $(IN_VENV)),$(IN_VENV),python3)
 ENGINE = $(PYTHON) -m patches.engine
 SOURCES = patches python sgl-kernel benchmark models test setup.py
 TESTS ?= test
+# Test processes side by side. Each may run a server of 3 GiB; files are dealt whole (test/conftest.py).
+JOBS ?= 2
 
 # A server imports thousands of modules; without its byte code each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -69,8 +71,8 @@ dev: $(READY)  ## the fork importable in .venv; after an edit, `make compose` is
 	$(IN_VENV) -m patches.engine compose
 	$(VENV)/bin/uv pip install --quiet --python $(IN_VENV) --no-deps --no-build-isolation --editable .
 
-test: dev  ## all tests that need no GPU (TESTS=path for some)
-	OMP_NUM_THREADS=1 $(IN_VENV) -m pytest -m "not slow and not gpu" $(TESTS)
+test: dev  ## all tests that need no GPU (TESTS=path for some, JOBS=n side by side)
+	OMP_NUM_THREADS=1 $(IN_VENV) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(TESTS)
 
 test-differential: dev  ## 320 generated requests, plain decoding against EAGLE-3 over HTTP (REQUESTS=n)
 	DIFFERENTIAL_REQUESTS=$(or $(REQUESTS),320) $(IN_VENV) -m pytest test/engine/differential

@@ -1,0 +1,40 @@
+"""What holds for every test: how files are dealt to parallel workers, and that no test leaves its logging behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Files whose tests share a fixture of the session, servers that would otherwise be started once a worker.
+TOGETHER = ("test/engine/differential/",)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal whole files, so that what a module shares is made once; folders of ``TOGETHER`` go to one worker."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            shared = [folder for folder in TOGETHER if nodeid.startswith(folder)]
+            return shared[0] if shared else str(super()._split_scope(nodeid))
+
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start servers first: what is left for the end is short, and the workers end together."""
+    slow = {item.path for item in items if item.get_closest_marker("server")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True)
+def _root_logger() -> Iterator[None]:
+    """Upstream configures the root logger while it parses arguments; its handler would keep this test's stream."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
