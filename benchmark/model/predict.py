@@ -22,6 +22,9 @@ class Path:
         fused_reduce: the fork's all-reduce.
         host_us: what the host needs for a cycle; a cycle is never shorter.
         eager_kernels: launches outside graphs.
+        sample_us: accepting and what is looked at beside it, on the H200.
+        glue_us: kernels of the one graph in the draft phase, on the H200.
+        gap_us: between two graphs where the host is ahead.
     """
 
     name: str
@@ -30,14 +33,28 @@ class Path:
     fused_reduce: bool
     host_us: float
     eager_kernels: float
+    sample_us: float
+    glue_us: float = 0.0
+    gap_us: float = c.GRAPH_GAP_US.value
 
 
 HOST, EAGER = c.HOST_CYCLE_US.value, c.CYCLE_EAGER_KERNELS.value
-UPSTREAM = Path("upstream", False, False, False, HOST, EAGER)
-FORK_ATTENTION = Path("fork, verify attention", True, False, False, HOST, EAGER)
-FORK = Path("fork, and draft, all-reduce", True, True, True, HOST, EAGER)
-FLOOR = Path("fork, one graph a cycle", True, True, True, c.HOST_DECODE_US.value, 0.0)
-PATHS = (UPSTREAM, FORK_ATTENTION, FORK, FLOOR)
+UPSTREAM = Path("upstream", False, False, False, HOST, EAGER, c.SAMPLE_US.value)
+# The older tree of the first slice rows, and the two steps after it.
+FORK_ATTENTION = Path("fork, verify attention", True, False, False, HOST, EAGER, c.SAMPLE_OPERATORS_US.value)
+FORK = Path("fork, and draft, all-reduce", True, True, True, HOST, EAGER, c.SAMPLE_FORK_US.value)
+ONE_GRAPH = Path(
+    "fork, one graph a cycle",
+    True,
+    True,
+    True,
+    c.HOST_ONE_GRAPH_US.value,
+    0.0,
+    c.SAMPLE_ONE_GRAPH_US.value,
+    c.GLUE_ONE_GRAPH_US.value,
+    c.GAP_ONE_GRAPH_US.value,
+)
+PATHS = (UPSTREAM, FORK_ATTENTION, FORK, ONE_GRAPH)
 
 
 @dataclass
@@ -67,12 +84,12 @@ def kimi(machine: str, repeat: float = 0.0) -> Deployment:
     return Deployment(NAMED["kimi-k2.5"], MACHINES[machine], INT4, c.MOE_EFFICIENCY_MARLIN.value, 0.0, repeat)
 
 
-def reference_slice(experts_of_a_token: bool = True) -> Deployment:
-    """The one-rank slice of the reference figures, on one H200.
+def reference_slice(experts_of_a_token: bool = True, layers: int = 12) -> Deployment:
+    """The one-rank slice of the reference figures, on one H200; 8 layers where draft lengths were compared.
 
     Its dummy weights route every token alike: a verify reads the experts of one token (``repeat`` 1).
     """
-    shape = rank_slice(NAMED["kimi-k2.5"], tp=8, layers=12, experts=64)
+    shape = rank_slice(NAMED["kimi-k2.5"], tp=8, layers=layers, experts=64)
     return Deployment(shape, MACHINES["h200"], repeat=1.0 if experts_of_a_token else 0.0)
 
 
@@ -99,19 +116,17 @@ def predict(
     decode = forward(deployment, 1, context, decode_attention, reduce, batch)
     verify = forward(deployment, drafted + 1, context, verify_attention, reduce, batch)
     step_attention = machine.draft_split if path.split_draft else machine.draft_decode
-    step = draft_forward(deployment, context, step_attention, reduce, extend=False)
+    step = draft_forward(deployment, context, step_attention, reduce, extend=False, batch=batch)
     extend_attention = machine.draft_split if path.split_verify else machine.draft_serial
-    extend = draft_forward(deployment, context, extend_attention, reduce, extend=True)
+    extend = draft_forward(deployment, context, extend_attention, reduce, extend=True, batch=batch)
     # Eager kernels between the graphs: a third before each.
     eager = path.eager_kernels * machine.kernel_us / 3e3
-    gap = c.GRAPH_GAP_US.value / 1e3
+    gap = path.gap_us / 1e3
+    small = machine.kernel_us / c.H200_KERNEL_US.value / 1e3
     phases = {
-        "draft": ((drafted - 1) * total_ms(step, machine) if drafted > 1 else 0.0) + eager,
+        "draft": (drafted - 1) * total_ms(step, machine) + path.glue_us * small + eager,
         "verify": total_ms(verify, machine) + eager,
-        "sample": (c.SAMPLE_FORK_US if path.split_verify else c.SAMPLE_US).value
-        * machine.kernel_us
-        / c.H200_KERNEL_US.value
-        / 1e3,
+        "sample": path.sample_us * small,
         "draft_extend": total_ms(extend, machine) + eager,
     }
     device = sum(phases.values()) + gap

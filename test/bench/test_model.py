@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from sglang.bench_verify.headline import collect
 from benchmark.model import check, pages
 from benchmark.model.constants import table
 from benchmark.model.hardware import MACHINES, Knots
-from benchmark.model.predict import FLOOR, FORK, FORK_ATTENTION, UPSTREAM, kimi, predict, reference_slice
+from benchmark.model.predict import FORK, FORK_ATTENTION, ONE_GRAPH, UPSTREAM, kimi, predict, reference_slice
 
 TOLERANCE = 0.15
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,16 +29,66 @@ def committed() -> list[check.Comparison]:
 
 
 def test_committed_rows_are_predicted_within_15_percent() -> None:
-    """Decode, cycle and phases of upstream and the fork at four contexts.
+    """Decode, cycle and phases of upstream and the fork: 8 and 12 layers, batches 1 to 8, 0 to 4 drafts, one graph.
 
-    But for the fork's ``sample`` in rows that are older than the kernel in it, and for cycles in one graph, for which
-    the command prints the comparison and nothing is claimed (docs/deployment-model.md).
+    A phase in which the device waited for its host may be longer than predicted, never shorter. The two figures that the
+    model is not held to are listed with their reasons.
     """
     compared = committed()
-    assert len(compared) > 40
-    told = [item for item in compared if check.ONE_GRAPH not in item.name]
-    off = {item.name for item in told if abs(item.error) >= TOLERANCE}
-    assert off <= {f"fork, dummy router, sample at {context}" for context in (1024, 16384, 65536, 131072)}
+    assert len(compared) > 200
+    missed = [f"{item.name}: {100 * item.error:+.1f}%" for item in compared if not item.holds(TOLERANCE)]
+    assert not missed, "\n".join(missed)
+    assert {item.name for item in compared if item.exempt} == set(check.EXCEPTIONS)
+    assert sum(not item.waited and not item.exempt for item in compared) > 130
+
+
+@pytest.mark.parametrize("name", sorted(check.EXCEPTIONS))
+def test_an_exception_is_one(name: str) -> None:
+    """An exception that is met again is to be struck out."""
+    (item,) = [item for item in committed() if item.name == name]
+    assert abs(item.error) >= TOLERANCE and len(item.exempt) > 40
+
+
+@pytest.mark.parametrize(
+    ("constant", "value"),
+    [
+        ("MOE_EFFICIENCY_TRITON", 0.5),
+        ("SAMPLE_OPERATORS_US", 58.0),
+        ("GLUE_ONE_GRAPH_US", 0.0),
+        ("H200_EXTEND_SPLIT_PER_K_US", 4.0),
+    ],
+)
+def test_a_wrong_constant_is_seen(constant: str, value: float) -> None:
+    """Each of them decides rows: with another value the comparison fails."""
+    script = (
+        "import dataclasses, sys\n"
+        "from benchmark.model import constants as c\n"
+        f"c.{constant} = dataclasses.replace(c.{constant}, value={value})\n"
+        "from benchmark.model.check import row_comparisons\n"
+        "from sglang.bench_verify.headline import collect\n"
+        "rows = [source.row for source in collect('benchmark/results')]\n"
+        "sys.exit(7 if any(not item.holds() for item in row_comparisons(rows)) else 0)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, timeout=120, check=False)
+    assert done.returncode == 7
+
+
+def test_a_wait_only_adds() -> None:
+    longer, shorter = (
+        check.Comparison("a", 1.0, 2.0, waited=True),
+        check.Comparison("b", 2.0, 1.0, waited=True),
+    )
+    assert longer.holds() and not shorter.holds()
+    assert not check.Comparison("c", 1.0, 2.0).holds()
+
+
+def test_a_cycle_in_one_graph_has_its_own_parts() -> None:
+    """What the graph saves over three: launches between them, two of three gaps, and the host."""
+    three, one = (predict(reference_slice(), path, 1024, host_us=0.0) for path in (FORK, ONE_GRAPH))
+    assert one.phases_ms["sample"] < 0.1 * three.phases_ms["sample"]
+    assert one.phases_ms["host_gap"] < three.phases_ms["host_gap"]
+    assert 0.1 < three.cycle_ms - one.cycle_ms < 0.2
 
 
 def test_a_slower_host_is_an_input() -> None:
@@ -93,7 +146,7 @@ def test_every_constant_says_where_it_comes_from() -> None:
 @pytest.mark.parametrize("context", [256, 1024, 16384, 131072])
 def test_each_step_of_the_fork_is_no_slower(machine: str, context: int) -> None:
     cycles = [
-        predict(kimi(machine), path, context).cycle_ms for path in (UPSTREAM, FORK_ATTENTION, FORK, FLOOR)
+        predict(kimi(machine), path, context).cycle_ms for path in (UPSTREAM, FORK_ATTENTION, FORK, ONE_GRAPH)
     ]
     assert cycles == sorted(cycles, reverse=True)
 

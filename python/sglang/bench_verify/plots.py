@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang.bench_verify.errors import BenchError
 from sglang.bench_verify.rows import Row, context_label
-from sglang.bench_verify.verdict import PHASES
+from sglang.bench_verify.soundness import PHASES
 
 COLOURS = {"upstream": "#b5483a", "fork": "#2b6f8f"}
 PHASE_COLOURS = ("#8fb4c9", "#2b6f8f", "#e0b04c", "#7a9e5f", "#9a9a9a")
 
 
-class PlotError(RuntimeError):
+class PlotError(BenchError):
     """No plotting library, or nothing to plot."""
 
 

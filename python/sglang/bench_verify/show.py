@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from sglang.bench_verify.rows import Row, context_label
-from sglang.bench_verify.verdict import PHASES, Verdict
+from sglang.bench_verify.soundness import PHASES, doubts, phases_over_cycle
+from sglang.bench_verify.verdict import Verdict
 
 Table = tuple[list[str], list[list[str]]]
+WIDEST = 240
 
 
 def print_table(title: str, table: Table) -> None:
@@ -29,8 +32,20 @@ def print_table(title: str, table: Table) -> None:
     for line in rows:
         rich.add_row(*line)
     console = Console()
-    # A log file has no width; a table squeezed to 80 columns says nothing.
-    (console if console.is_terminal else Console(width=170)).print(rich)
+    # A log file has no width; a table squeezed to fewer columns than it needs says nothing.
+    wide = Console(width=WIDEST)
+    needed = wide.measure(rich).maximum
+    if not console.is_terminal:
+        wide.print(rich)
+    elif needed <= console.width:
+        console.print(rich)
+    else:
+        print(title)
+        for line in rows:
+            pairs = (
+                f"{name}: {cell}" for name, cell in zip(head, line, strict=True) if cell not in ("", "-")
+            )
+            print(textwrap.fill(", ".join(pairs), max(20, console.width), subsequent_indent="  "))
 
 
 def slice_rows(rows: Sequence[Row]) -> Table:
@@ -43,6 +58,7 @@ def slice_rows(rows: Sequence[Row]) -> Table:
         "decode ms",
         "cycle ms",
         *PHASES,
+        "sum/cycle",
         "launch",
         "experts",
         "spread",
@@ -61,6 +77,7 @@ def slice_rows(rows: Sequence[Row]) -> Table:
                 _metric(row, "decode_ms"),
                 _metric(row, "cycle_ms"),
                 *(f"{row.phases_ms[name]:.3f}" if name in row.phases_ms else "-" for name in PHASES),
+                _sum_over_cycle(row),
                 f"{row.phases_ms['launch']:.3f}" if "launch" in row.phases_ms else "-",
                 _metric(row, "experts_per_layer", 1),
                 f"{figure.spread:.3f}" if figure else "-",
@@ -94,6 +111,12 @@ def print_verdicts(found: Sequence[Verdict]) -> None:
     """The verdicts, one a line."""
     for verdict in found:
         print(verdict.text())
+
+
+def _sum_over_cycle(row: Row) -> str:
+    """Phases over the cycle, with a mark where they do not stand."""
+    ratio = phases_over_cycle(row)
+    return "-" if ratio is None else f"{ratio:.3f}{' !' if doubts(row) else ''}"
 
 
 def _metric(row: Row, name: str, digits: int = 3) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sglang.bench_verify.rows import Metric, Row, Scalar
-from sglang.bench_verify.verdict import PHASES
+from sglang.bench_verify.soundness import PHASES
 from sglang.srt.speculative.stats.breakeven import BreakEvenError, judge
 
 
-def summarise(rows: Sequence[Row], bench: str, startups: dict[str, list[float]] | None = None) -> list[Row]:
+def summarise(
+    rows: Sequence[Row], bench: str, startups: Mapping[str, Sequence[float]] | None = None
+) -> list[Row]:
     """One row a server: tokens over seconds, kept tokens over verifies, mean phases.
 
     Rates are weighted by what they are rates of: the mean of five tok/s figures is not the tok/s of five
@@ -18,11 +20,16 @@ def summarise(rows: Sequence[Row], bench: str, startups: dict[str, list[float]] 
     found: list[Row] = []
     for server in dict.fromkeys(str(row.case.get("server")) for row in rows):
         group = [row for row in rows if row.case.get("server") == server]
-        tokens = sum(row.metrics["completion_tokens"].value for row in group)
-        seconds = sum(row.metrics["seconds"].value for row in group)
+        tokens, seconds = _total(group, "completion_tokens"), _total(group, "seconds")
         width = group[0].case.get("draft_tokens")
+        # The repeats of a total are its starts; answers to different prompts are not repeats of each other.
+        starts = [
+            [row for row in group if row.case.get("start") == start]
+            for start in dict.fromkeys(row.case.get("start") for row in group)
+        ]
+        samples = tuple(_total(part, "completion_tokens") / _total(part, "seconds") for part in starts)
         metrics = {
-            "tok_s": Metric(tokens / seconds, "tok/s", tuple(row.metrics["tok_s"].value for row in group)),
+            "tok_s": Metric(tokens / seconds, "tok/s", samples if len(starts) > 1 else ()),
             "completion_tokens": Metric(tokens, "tokens"),
             "seconds": Metric(seconds, "s"),
         }
@@ -34,9 +41,9 @@ def summarise(rows: Sequence[Row], bench: str, startups: dict[str, list[float]] 
             metrics["cycle_ms"] = Metric(sum(phases.get(name, 0.0) for name in PHASES), "ms")
         elif phases:
             metrics["decode_ms"] = Metric(sum(phases.values()), "ms")
-        starts = (startups or {}).get(server)
-        if starts:
-            metrics["startup_s"] = Metric.of(starts, "s")
+        ups = (startups or {}).get(server)
+        if ups:
+            metrics["startup_s"] = Metric.of(ups, "s")
         case: dict[str, Scalar] = {"server": server, "answers": len(group), "batch": 1, "draft_tokens": width}
         found.append(
             Row(
@@ -93,20 +100,47 @@ def server_verdicts(summaries: Sequence[Row]) -> list[str]:
     return lines
 
 
+def best_length(summaries: Sequence[Row]) -> str:
+    """Which draft length gave the most tokens a second, where several were served; empty otherwise."""
+    lengths = {int(str(row.case["draft_tokens"])) for row in summaries if row.case.get("draft_tokens")}
+    if len(lengths) < 2:
+        return ""
+    ranked = sorted(summaries, key=lambda row: -row.metrics["tok_s"].value)
+    shown = ", ".join(f"{_drafts(row)}: {row.metrics['tok_s'].value:.1f}" for row in ranked)
+    return f"best number of draft tokens here: {_drafts(ranked[0])} (tok/s by draft tokens: {shown})"
+
+
+def _drafts(row: Row) -> str:
+    width = int(str(row.case.get("draft_tokens") or 0))
+    return str(max(0, width - 1)) + (" (upstream)" if row.variant == "upstream" else "")
+
+
+def _total(rows: Sequence[Row], name: str) -> float:
+    return sum(row.metrics[name].value for row in rows)
+
+
+def _verifies(row: Row) -> float:
+    """Verifies of an answer: counted, or from its tokens after the first in rows that hold no count."""
+    counted = row.counters.get("verifies")
+    if isinstance(counted, (int, float)):
+        return float(counted)
+    return (row.metrics["completion_tokens"].value - 1.0) / row.metrics["kept_length"].value
+
+
 def _kept(rows: Sequence[Row]) -> float:
-    """Accept length over answers: tokens after the first of each, over the verifies that gave them."""
-    tokens = verifies = 0.0
-    for row in rows:
-        given = row.metrics["completion_tokens"].value - 1.0
-        tokens += given
-        verifies += given / row.metrics["kept_length"].value
+    """Accept length over answers: tokens that their verifies gave, over the verifies."""
+    verifies = sum(_verifies(row) for row in rows)
+    tokens = sum(_verifies(row) * row.metrics["kept_length"].value for row in rows)
     return tokens / verifies if verifies else 1.0
 
 
 def _mean_phases(rows: Sequence[Row]) -> dict[str, float]:
     """Phase means weighted by the cycles of each answer."""
     weights = [
-        (row, (row.metrics["completion_tokens"].value - 1.0) / max(1.0, _metric(row, "kept_length", 1.0)))
+        (
+            row,
+            _verifies(row) if "kept_length" in row.metrics else row.metrics["completion_tokens"].value - 1.0,
+        )
         for row in rows
         if row.phases_ms
     ]
@@ -117,10 +151,6 @@ def _mean_phases(rows: Sequence[Row]) -> dict[str, float]:
         if total:
             found[name] = sum(row.phases_ms[name] * weight for row, weight in having) / total
     return found
-
-
-def _metric(row: Row, name: str, default: float) -> float:
-    return row.metrics[name].value if name in row.metrics else default
 
 
 def _notes(rows: Sequence[Row]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sglang.bench_verify.rows import Row, context_label
+from sglang.bench_verify.soundness import PHASES, doubts
 from sglang.srt.speculative.stats.breakeven import best_drafted, judge
 
-PHASES = ("draft", "verify", "sample", "draft_extend", "host_gap")
 # Share of cycles that keep the draft token at position 1, 2, ...: a chat draft of accept length 2.0 at two
 # steps. A measured list takes its place wherever there is one.
 DEFAULT_RATES = (0.64, 0.36, 0.2, 0.11)
@@ -25,6 +25,7 @@ class Verdict:
         speedups: draft steps -> tokens a second over the baseline.
         needed: draft steps -> accept length at which it breaks even.
         shares: phase -> share of the cycle of the best (or only) draft length.
+        doubts: why those shares are rough, if they are.
     """
 
     variant: str
@@ -36,6 +37,7 @@ class Verdict:
     speedups: dict[int, float] = field(default_factory=dict)
     needed: dict[int, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
 
     def text(self) -> str:
         """One line for a person."""
@@ -54,6 +56,8 @@ class Verdict:
             head += "; " + ", ".join(
                 f"{name.replace('_', ' ')} {100 * share:.0f}%" for name, share in largest
             )
+            if self.doubts:
+                head += f" (rough: {', '.join(self.doubts)})"
         return head
 
 
@@ -83,11 +87,13 @@ def _judge(
 ) -> Verdict:
     verdict = Verdict(variant, context, batch, decode)
     phases: dict[int, Mapping[str, float]] = {}
+    rough: dict[int, list[str]] = {}
     for row in group:
         width = row.case.get("draft_tokens")
         if isinstance(width, int) and width > 1 and "cycle_ms" in row.metrics:
             verdict.cycles_ms[width - 1] = row.metrics["cycle_ms"].value
             phases[width - 1] = row.phases_ms
+            rough[width - 1] = doubts(row)
     if not verdict.cycles_ms:
         return verdict
     verdict.best, verdict.speedups = best_drafted(verdict.cycles_ms, decode, rates)
@@ -96,6 +102,7 @@ def _judge(
     total = sum(shown.get(name, 0.0) for name in PHASES)
     if total > 0:
         verdict.shares = {name: shown[name] / total for name in PHASES if name in shown}
+        verdict.doubts = rough[verdict.best or max(verdict.cycles_ms)]
     return verdict
 
 

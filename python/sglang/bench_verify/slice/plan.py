@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from sglang.bench_verify.rows import Metric, Row, Scalar
 from sglang.bench_verify.slice.engines import Engine, EngineSpec, Fleet, SliceOptions, stock_topics
 from sglang.bench_verify.slice.shapes import Shape
 from sglang.bench_verify.slice.union import expected_union
+from sglang.bench_verify.soundness import PHASES, doubts
 
 Report = Callable[[str, int, int], None]
+Keep = Callable[[Row], None]
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,14 @@ def pool_tokens(plan: SlicePlan) -> int:
     return max(context * batch for context, batch in plan.cases()) + max(plan.batches) * (plan.tokens + 1024)
 
 
-def run(fleet: Fleet, plan: SlicePlan, machine: str, report: Report | None = None) -> list[Row]:
-    """Measure every case of the plan; one row a case and engine."""
+def run(
+    fleet: Fleet,
+    plan: SlicePlan,
+    machine: str,
+    report: Report | None = None,
+    keep: Keep | None = None,
+) -> list[Row]:
+    """Measure every case of the plan; one row a case and engine. ``keep`` gets each row as soon as it is there."""
     cases = plan.cases()
     deadline = time.monotonic() + plan.seconds
     rows: list[Row] = []
@@ -85,6 +94,8 @@ def run(fleet: Fleet, plan: SlicePlan, machine: str, report: Report | None = Non
                 rows.append(
                     row(fleet, fleet.engines[name], figures, context, batch, plan.tokens, machine, started)
                 )
+                if keep is not None:
+                    keep(rows[-1])
             else:
                 fleet.failures.setdefault(f"{name} at {context}", "left out: the time limit was reached")
     if report is not None:
@@ -128,7 +139,7 @@ def row(
     if phases:
         wall = metrics["cycle_ms"].value
         counters["phases_over_wall"] = round(sum(phases.get(name, 0.0) for name in PHASES) / wall, 4)
-    return Row(
+    found = Row(
         bench="slice",
         machine=machine,
         variant=spec.variant,
@@ -139,9 +150,7 @@ def row(
         topics_off=spec.topics_off,
         started=started,
     )
-
-
-PHASES = ("draft", "verify", "sample", "draft_extend", "host_gap")
+    return dataclasses.replace(found, note="; ".join(doubts(found)))
 
 
 def _case(
