@@ -297,6 +297,25 @@ def test_plans_and_all_reduce_are_named() -> None:
     assert paths.all_reduce(SimpleNamespace()) == "none: one rank"
 
 
+def test_the_one_shot_all_reduce_is_named_first() -> None:
+    """With the names that its package uses: a rename there fails here."""
+    from sglang.srt.distributed.one_shot import communicator, hooks
+
+    assert (paths.ONE_SHOT, paths.ONE_SHOT_PATH) == (hooks._ATTRIBUTE, communicator.PATH)
+    group = SimpleNamespace(world_size=2, pynccl_comm=SimpleNamespace(disabled=False))
+    scheduler = SimpleNamespace(tp_group=group)
+    setattr(
+        group, hooks._ATTRIBUTE, SimpleNamespace(calls={("plain", "one_shot"): 3, ("fused", "one_shot"): 61})
+    )
+    assert paths.all_reduce(scheduler).startswith(
+        "2 ranks: one-shot where its table says so (launches: fused one_shot 61, plain one_shot 3), then pynccl"
+    )
+    setattr(group, hooks._ATTRIBUTE, None)
+    assert "one-shot" not in paths.all_reduce(scheduler)
+    fallbacks.record(communicator.PATH, "no peer access")
+    assert paths.all_reduce(scheduler).endswith("; no one-shot: no peer access")
+
+
 class Frozen:
     """Makes a namespace usable as a key."""
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sglang.fork import fallbacks
+
 # The attribute under which verify attention keeps its decisions on a backend.
 BINDING = "fork_verify_binding"
+# The attribute under which a group keeps the one-shot communicator, and the path its refusals are counted under.
+ONE_SHOT = "_one_shot_communicator"
+ONE_SHOT_PATH = "one-shot-all-reduce"
 NESTED = ("prefill_backend", "decode_backend", "attn_backends")
 
 
@@ -58,12 +63,12 @@ def _backends(scheduler: Any) -> Iterator[tuple[str, Any]]:
 
 
 def all_reduce(scheduler: Any) -> str:
-    """How this rank reduces: the first path of upstream's group that is switched on, and the ranks."""
+    """How this rank reduces: the fork's one-shot kernels and upstream's paths that are switched on, in the order asked."""
     group = getattr(scheduler, "tp_group", None)
     size = int(getattr(group, "world_size", 1) or 1)
     if size == 1:
         return "none: one rank"
-    paths = []
+    paths = [_one_shot(group)]
     for name, label in (
         ("ca_comm", "custom"),
         ("qr_comm", "quick"),
@@ -73,4 +78,17 @@ def all_reduce(scheduler: Any) -> str:
         communicator = getattr(group, name, None)
         if communicator is not None and not getattr(communicator, "disabled", False):
             paths.append(f"{label} ({type(communicator).__name__})")
-    return f"{size} ranks: " + (", then ".join(paths) or "torch.distributed")
+    text = f"{size} ranks: " + (", then ".join(path for path in paths if path) or "torch.distributed")
+    if not paths[0] and (refused := fallbacks.snapshot().get(ONE_SHOT_PATH)):
+        text += f"; no one-shot: {', '.join(refused)}"
+    return text
+
+
+def _one_shot(group: Any) -> str:
+    """The fork's communicator of a group with its launches by kind and method (those inside replays are not counted)."""
+    communicator = getattr(group, ONE_SHOT, None)
+    if communicator is None:
+        return ""
+    calls = getattr(communicator, "calls", {})
+    counts = ", ".join(f"{kind} {method} {count}" for (kind, method), count in sorted(calls.items()))
+    return f"one-shot where its table says so (launches: {counts or 'none yet'})"
