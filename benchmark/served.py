@@ -1,6 +1,8 @@
-"""Starts a real server for a bench or a test, talks to it, and always takes it down again.
+"""A real server for a bench: starts it, sends it batches and raw bodies, and always takes it down again.
 
-Standard library only. Every wait has a limit, and a server that dies while starting fails with the end of its log.
+The process is ``sglang.verify_demo.process.Server``, as in the demo and in ``bench_verify``; what is added here is waiting
+for a generation to work, and requests that those do not make. Every wait has a limit, and a server that dies while
+starting fails with the end of its log.
 """
 
 from __future__ import annotations
@@ -8,9 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -20,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from sglang.verify_demo import process
+from sglang.verify_demo.process import Server, free_port, proportional_bytes, session_members
 
 __all__ = ["Generation", "Served", "ServerError", "speculative_flags"]
 
@@ -48,22 +50,6 @@ def speculative_flags(draft: Path, *, steps: int = 2, topk: int = 1, tokens: int
     ]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def _descendants(pid: int) -> list[int]:
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in task.read_text().split():
-                found += _descendants(int(child))
-    return found
-
-
 class Served:
     """A `python -m sglang.launch_server` in a session of its own.
 
@@ -79,7 +65,7 @@ class Served:
         environment: Mapping[str, str] | None = None,
         start_limit: float = 240.0,
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.command = [
             sys.executable,
             "-m",
@@ -93,7 +79,7 @@ class Served:
         self.environment = {**os.environ, **(environment or {})}
         self.start_limit = start_limit
         self.start_seconds = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._server: Server | None = None
 
     def __enter__(self) -> Served:
         self.start()
@@ -106,30 +92,23 @@ class Served:
 
     def log_tail(self, lines: int = 30) -> str:
         """Return the end of the server's log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return self._server.tail(lines) if self._server is not None else ""
 
     def start(self) -> None:
-        """Start the server and wait until it is healthy.
+        """Start the server and wait until it generates.
 
         Raises:
             ServerError: it ended, or was not healthy within `start_limit` seconds.
         """
         began = time.monotonic()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as sink:
-            self._process = subprocess.Popen(
-                self.command,
-                env=self.environment,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                # A session of its own: the whole tree can be signalled, and Ctrl-C reaches us first.
-                start_new_session=True,
-            )
+        server = self._server = Server(self.command, self.log, self.environment, watch_memory=False)
         try:
+            server.__enter__()
             while True:
-                if self._process.poll() is not None:
-                    raise ServerError(f"the server ended with {self._process.returncode}:\n{self.log_tail()}")
+                try:
+                    server.check()
+                except process.ServerError as error:
+                    raise ServerError(str(error)) from error
                 if time.monotonic() - began > self.start_limit:
                     raise ServerError(f"not healthy after {self.start_limit:.0f} s:\n{self.log_tail()}")
                 with contextlib.suppress(OSError, ServerError):
@@ -141,19 +120,10 @@ class Served:
             raise
         self.start_seconds = time.monotonic() - began
 
-    def stop(self, patience: float = 15.0) -> None:
+    def stop(self) -> None:
         """End the server's processes: first asked, then killed; returns when they are gone."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-        # The leader may be gone while a child still holds memory: the group is killed whatever it answered.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(patience)
+        if self._server is not None:
+            self._server.stop()
 
     def _request(self, path: str, body: Any, limit: float) -> Any:
         with self._open(path, body, limit) as answer:
@@ -223,14 +193,11 @@ class Served:
 
     def memory(self) -> dict[str, int]:
         """Return bytes: `peak_rss_sum` over the processes (shared pages counted in each), and `pss` of now."""
-        peak = pss = 0
-        if self._process is not None:
-            for pid in _descendants(self._process.pid):
-                with contextlib.suppress(OSError):
-                    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                        if line.startswith("VmHWM:"):
-                            peak += int(line.split()[1]) * 1024
-                    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                        if line.startswith("Pss:"):
-                            pss += int(line.split()[1]) * 1024
-        return {"peak_rss_sum": peak, "pss": pss}
+        pids = session_members(self._server.pid) if self._server is not None else []
+        peak = 0
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                    if line.startswith("VmHWM:"):
+                        peak += int(line.split()[1]) * 1024
+        return {"peak_rss_sum": peak, "pss": proportional_bytes(pids)}
