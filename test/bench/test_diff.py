@@ -155,3 +155,36 @@ def test_a_topic_switched_off_in_the_row_is_named() -> None:
 def test_fork_and_upstream_files_are_comparable() -> None:
     report = compare(results(environment(), 12.0), results(environment(), 29.0, variant="upstream"))
     assert report.compared == 1
+
+
+def answers(times: list[float], **changes: object) -> Results:
+    """Answers of one server to one prompt, in two starts."""
+    found = Results(environments=[environment()])
+    for index, verify_ms in enumerate(times):
+        case = {"server": "fork", "start": index + 1, "run": 1, "prompt": "p", "batch": 1, "draft_tokens": 3}
+        row = results(environment(), verify_ms, case=case, **changes).rows[0]
+        found.add(row)
+    return found
+
+
+def test_answers_to_one_prompt_are_repeats() -> None:
+    """Two starts that differ by 30% make a difference of 20% between runs noise, and one of 100% none."""
+    report = compare(answers([10.0, 13.0]), answers([13.0, 14.5]))
+    assert report.compared == 1 and not report.moved
+    report = compare(answers([10.0, 13.0]), answers([22.0, 24.0]))
+    assert {item.metric for item in report.moved} == {"tok_s", "phase verify"}
+    assert "(2 answers)" in report.moved[0].case
+
+
+def test_nothing_between_ranks_slows_one_rank() -> None:
+    single, worse = environment(), environment()
+    for record in (single, worse):
+        record.server_arguments["tp_size"] = "1"
+    change("variable")(worse)
+    change("rank")(worse)
+    change("topic")(worse)
+    report = compare(results(single, 12.0), results(worse, 29.0))
+    assert [item.name for item in report.suspects] == ["topic.verify-attention"]
+    named = {item.name: item for item in report.differences}
+    assert "one rank in both runs" in named["variable.NCCL_PROTO"].why
+    assert "rank.NCCL_PROTO" in named and "one rank in both runs" in render(report)

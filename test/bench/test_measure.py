@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_server import serving
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.bench_verify import degenerate, measure, prompts, summary
@@ -66,70 +64,11 @@ def test_the_share_of_distinct_bigrams_is_a_share(tokens: list[int]) -> None:
     assert 0 < degenerate.distinct_bigrams(tokens) <= 1
 
 
-class Handler(BaseHTTPRequestHandler):
-    """A server that speculates 3 tokens and keeps 2 a cycle."""
-
-    cycles = 0
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        """Health and state."""
-        if self.path == "/health":
-            self._send({})
-        elif self.path == "/server_info":
-            n = Handler.cycles
-            statistics = {
-                "kept_histogram": [0, n],
-                "phase_totals": {"verify": [2.0 * n, n], "draft": [1.0 * n, n], "host_gap": [0.5 * n, n]},
-                "ranks": [{"rank": 0, "pid": 1, "variables": {"NCCL_PROTO": "LL"}}],
-                "fork": {"version": "v", "base": "b", "topics": {"verify-stats": "applied"}},
-            }
-            state = {
-                "model_path": "/srv/models/kimi",
-                "tp_size": 8,
-                "speculative_algorithm": "EAGLE3",
-                "speculative_num_draft_tokens": 3,
-                "spec_stats": statistics,
-            }
-            self._send({"internal_states": [state]})
-        else:
-            self.send_error(404, "no such path")
-
-    def do_POST(self) -> None:
-        """Answer 21 tokens in 10 cycles."""
-        size = int(self.headers["Content-Length"])
-        body = json.loads(self.rfile.read(size))
-        Handler.cycles += 10
-        if self.path == "/generate":
-            info = {"completion_tokens": 21, "prompt_tokens": 5, "finish_reason": {"type": "stop"}}
-            self._send({"text": "x", "output_ids": [1, 2] * 40, "meta_info": info})
-        elif body["messages"][0]["content"] == "fail":
-            self.send_error(500, "broken")
-        else:
-            choice = {"message": {"content": " ".join(map(str, range(60)))}, "finish_reason": "stop"}
-            self._send({"choices": [choice], "usage": {"completion_tokens": 21, "prompt_tokens": 7}})
-
-    def _send(self, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
 @pytest.fixture
 def client() -> Iterator[Client]:
     """A client of the fake server."""
-    Handler.cycles = 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield Client(f"http://127.0.0.1:{server.server_port}", timeout_s=10)
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
+    with serving() as url:
+        yield Client(url, timeout_s=10)
 
 
 SERVER = measure.Server("eagle3", "local")
@@ -233,3 +172,44 @@ def test_plans_differ_only_in_what_they_compare() -> None:
     assert "--speculative-algorithm" not in base.arguments and base.arguments[-2:] == ("--tp", "8")
     with pytest.raises(LaunchError, match="forc"):
         plans("m", "d", 2, ["forc"], [])
+    with pytest.raises(LaunchError, match="asked for twice"):
+        plans("m", "d", 2, ["fork", "fork"], [])
+
+
+def test_several_draft_lengths_are_a_server_each() -> None:
+    found = plans("m", "d", [1, 4], ["baseline", "fork"], [], off=["run-end"])
+    assert [plan.name for plan in found] == ["baseline", "eagle3-fork-1", "eagle3-fork-4"]
+    assert all(plan.topics_off == ("run-end",) for plan in found)
+    assert found[2].arguments[-1] == "5" and found[2].steps == 4
+
+
+def test_the_best_draft_length_is_named() -> None:
+    """G6 (sglang#25696): fewer draft tokens may win, and the bench says which."""
+    rows = [
+        *answers("baseline", 0, [(100, 2.98)], None, 29.8),
+        *answers("fork-1", 2, [(100, 2.25)], 1.7, 38.0),
+        *answers("fork-3", 4, [(100, 2.72)], 2.1, 57.0),
+    ]
+    summaries = summary.summarise(rows, "launch_summary")
+    assert summary.best_length(summaries) == (
+        "best number of draft tokens here: 1 (tok/s by draft tokens: 1: 44.4, 3: 36.8, 0: 33.6)"
+    )
+    assert summary.best_length(summaries[:2]) == ""
+
+
+def test_starts_are_the_repeats_of_a_summary_and_prompts_are_not() -> None:
+    rows = answers("fork", 3, [(100, 1.0), (10, 1.0), (100, 1.25), (10, 1.25)], 2.0, 1.0)
+    for row, start in zip(rows, (1, 1, 2, 2), strict=True):
+        row.case["start"] = start  # type: ignore[index]
+    (found,) = summary.summarise(rows, "launch_summary")
+    assert found.metrics["tok_s"].samples == pytest.approx((55.0, 44.0))
+
+
+def test_the_accept_length_of_several_answers_is_weighted_by_their_verifies(client: Client) -> None:
+    """Also where plain steps gave some of the tokens: they had no verify."""
+    rows = answers("fork", 3, [(101, 1.0), (101, 1.0)], 2.0, 1.0)
+    rows[0].counters.update(verifies=10)  # type: ignore[attr-defined]
+    rows[1].counters.update(verifies=30)  # type: ignore[attr-defined]
+    rows[1].metrics["kept_length"] = measure.Metric(3.0, "tokens")  # type: ignore[index]
+    (found,) = summary.summarise(rows, "launch_summary")
+    assert found.metrics["accept_length"].value == pytest.approx(2.75)

@@ -8,8 +8,9 @@ so that a suspect comes with its reason and an uptime does not hide a topic that
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +105,11 @@ RULES = (
 )
 
 
+# What only carries data between ranks cannot have slowed a server of one.
+COMMUNICATION = re.compile(r"(rank|variable)\.NCCL_.*|(rank\.)?nccl_version|gpu\.nvlinks|topology")
+ONE_RANK = Rule("one rank", 0, (), "no cause here: one rank in both runs, nothing is reduced between ranks")
+
+
 @dataclass(frozen=True)
 class Difference:
     """One thing that is not the same in both runs."""
@@ -166,23 +172,21 @@ def compare(a: Results, b: Results) -> Report:
     loose = len({row.variant for row in a.rows + b.rows}) > 1 and (
         len({row.variant for row in a.rows}) == 1 and len({row.variant for row in b.rows}) == 1
     )
-    left = {_key(row, loose): row for row in a.rows}
-    right = {_key(row, loose): row for row in b.rows}
-    report.only_a = [row.label() for key, row in left.items() if key not in right]
-    report.only_b = [row.label() for key, row in right.items() if key not in left]
-    pairs = [(row, right[key]) for key, row in left.items() if key in right]
-    for one, other in pairs:
+    left, right = _cases(a.rows, loose), _cases(b.rows, loose)
+    report.only_a = [rows[0].label() for key, rows in left.items() if key not in right]
+    report.only_b = [rows[0].label() for key, rows in right.items() if key not in left]
+    pairs = [(rows, right[key]) for key, rows in left.items() if key in right]
+    for ones, others in pairs:
         report.compared += 1
-        report.moved.extend(_moved(one, other))
+        report.moved.extend(_moved(ones, others))
     seen: dict[str, Difference] = {}
-    for index_a, index_b in sorted({(one.environment, other.environment) for one, other in pairs}) or [
-        (0, 0)
-    ]:
+    met = {(one.environment, other.environment) for ones, others in pairs for one in ones for other in others}
+    for index_a, index_b in sorted(met) or [(0, 0)]:
         if index_a < len(a.environments) and index_b < len(b.environments):
             for item in differences(a.environments[index_a], b.environments[index_b]):
                 seen.setdefault(item.name, item)
-    for one, other in pairs:
-        for item in _topics_off(one, other):
+    for ones, others in pairs:
+        for item in _topics_off(ones[0], others[0]):
             seen[item.name] = item
     report.differences = sorted(seen.values(), key=lambda item: (-item.weight, item.name))
     return report
@@ -204,10 +208,19 @@ def differences(a: Environment, b: Environment) -> list[Difference]:
             if any(item.name == name for item in found):
                 continue
         rule = rule_for(name)
+        if COMMUNICATION.fullmatch(name) and _one_rank(a) and _one_rank(b):
+            rule = ONE_RANK
         found.append(
             Difference(name, one or "(not set)", other or "(not set)", rule.weight, rule.phases, rule.why)
         )
     return found
+
+
+def _one_rank(record: Environment) -> bool:
+    """Whether the record is known to be of a server of one rank, which reduces nothing."""
+    arguments = record.server_arguments
+    sizes = [arguments.get(name, "1") for name in ("tp_size", "pp_size", "dp_size", "ep_size")]
+    return "tp_size" in arguments and set(sizes) == {"1"} and len(record.ranks) <= 1
 
 
 def rule_for(name: str) -> Rule:
@@ -288,14 +301,45 @@ def _rebooted(a: str, b: str) -> bool:
     return bool(a and b) and float(b) < float(a)
 
 
-def _key(row: Row, loose: bool) -> tuple[Any, ...]:
-    bench, machine, variant, case = row.key()
-    return (bench, machine, case) if loose else (bench, machine, variant, case)
+def _cases(rows: Iterable[Row], loose: bool) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by case. Answers of one server to one prompt are repeats of a case: what spreads between them is noise."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        bench, machine, variant, case = row.key()
+        if "prompt" in row.case:
+            case = tuple(item for item in case if item[0] not in ("start", "run"))
+        group = found.setdefault((bench, machine, case) if loose else (bench, machine, variant, case), [])
+        if "prompt" not in row.case:
+            # Elsewhere a later row of the same case replaces an earlier one.
+            group.clear()
+        group.append(row)
+    return found
 
 
-def _moved(a: Row, b: Row) -> Iterable[Moved]:
-    figures_a = {**a.metrics, **{f"phase {name}": Metric(value, "ms") for name, value in a.phases_ms.items()}}
-    figures_b = {**b.metrics, **{f"phase {name}": Metric(value, "ms") for name, value in b.phases_ms.items()}}
+def _figures(rows: Sequence[Row]) -> dict[str, Metric]:
+    """Metrics and phases of a case; of repeats the median, with each as a sample."""
+    found: dict[str, list[Metric]] = {}
+    for row in rows:
+        phases = {f"phase {name}": Metric(value, "ms") for name, value in row.phases_ms.items()}
+        for name, metric in {**row.metrics, **phases}.items():
+            found.setdefault(name, []).append(metric)
+    return {
+        name: metrics[0]
+        if len(metrics) == 1
+        else Metric.of([metric.value for metric in metrics], metrics[0].unit)
+        for name, metrics in found.items()
+    }
+
+
+def _label(rows: Sequence[Row]) -> str:
+    if len(rows) == 1:
+        return rows[0].label()
+    case = {name: value for name, value in rows[0].case.items() if name not in ("start", "run")}
+    return f"{dataclasses.replace(rows[0], case=case).label()} ({len(rows)} answers)"
+
+
+def _moved(a: Sequence[Row], b: Sequence[Row]) -> Iterable[Moved]:
+    figures_a, figures_b = _figures(a), _figures(b)
     for name, one in figures_a.items():
         other = figures_b.get(name)
         if other is None:
@@ -304,7 +348,7 @@ def _moved(a: Row, b: Row) -> Iterable[Moved]:
         base = max(abs(one.value), 1e-12)
         ratio = abs(other.value) / base
         if ratio > noise or ratio < 1.0 / noise:
-            yield Moved(a.label(), name, one.unit, one.value, other.value, noise)
+            yield Moved(_label(a), name, one.unit, one.value, other.value, noise)
 
 
 def _phase(metric: str) -> str | None:

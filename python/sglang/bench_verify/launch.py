@@ -18,11 +18,14 @@ from pathlib import Path
 from types import TracebackType
 
 from sglang.bench_verify.client import Client
+from sglang.bench_verify.errors import BenchError
 from sglang.srt.speculative.stats.baseline import VARIABLE as BASELINE_VARIABLE
 from sglang.verify_demo.process import Server, ServerError, free_port
 
+SERVERS = ("baseline", "upstream", "fork")
 
-class LaunchError(RuntimeError):
+
+class LaunchError(BenchError):
     """A server that did not come up; the message ends with its last lines."""
 
 
@@ -44,20 +47,48 @@ class ServerPlan:
 def plans(
     model: str,
     draft: str,
-    steps: int,
+    steps: int | Sequence[int],
     names: Sequence[str],
     stock: Sequence[str],
     extra: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    off: Sequence[str] = (),
 ) -> list[ServerPlan]:
     """Server plans by name: ``baseline`` (no speculation), ``upstream`` (topics off), ``fork``.
 
     Args:
+        steps: draft steps; of several, each speculating server is planned once a length.
         stock: topics to switch off for stock behaviour.
         extra: further server arguments, for every server.
+        off: topics switched off in every server, the baseline included.
+
+    Raises:
+        LaunchError: a name that is no server, or one that is given twice.
     """
+    lengths = [steps] if isinstance(steps, int) else list(steps)
     common = ("--model-path", model, *extra)
-    speculative = (
+    shared, topics = dict(environment or {}), tuple(off)
+    found: list[ServerPlan] = []
+    for name in names:
+        if name not in SERVERS:
+            raise LaunchError(f"unknown server {name!r}; known are {', '.join(SERVERS)}")
+        if name == "baseline":
+            found.append(ServerPlan("baseline", "fork", 0, topics, common, shared))
+            continue
+        hidden = tuple(dict.fromkeys((*stock, *topics))) if name == "upstream" else topics
+        for length in lengths:
+            title = f"eagle3-{name}" + (f"-{length}" if len(lengths) > 1 else "")
+            arguments = common + speculation(draft, length)
+            found.append(ServerPlan(title, name, length, hidden, arguments, shared))
+    titles = [plan.name for plan in found]
+    if twice := next((title for title in titles if titles.count(title) > 1), ""):
+        raise LaunchError(f"server {twice} is asked for twice: name each server and length once")
+    return found
+
+
+def speculation(draft: str, steps: int) -> tuple[str, ...]:
+    """Server arguments of an EAGLE-3 chain of ``steps`` draft steps."""
+    return (
         "--speculative-algorithm",
         "EAGLE3",
         "--speculative-draft-model-path",
@@ -69,18 +100,6 @@ def plans(
         "--speculative-num-draft-tokens",
         str(steps + 1),
     )
-    shared = dict(environment or {})
-    known = {
-        "baseline": ServerPlan("baseline", "fork", 0, (), common, shared),
-        "upstream": ServerPlan(
-            "eagle3-upstream", "upstream", steps, tuple(stock), common + speculative, shared
-        ),
-        "fork": ServerPlan("eagle3-fork", "fork", steps, (), common + speculative, shared),
-    }
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise LaunchError(f"unknown server {unknown[0]!r}; known are {', '.join(known)}")
-    return [known[name] for name in names]
 
 
 def forth_and_back(items: Sequence[ServerPlan], once: bool = False) -> list[ServerPlan]:
@@ -135,6 +154,14 @@ class RunningServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.stop()
+
+    def why(self, error: Exception) -> LaunchError:
+        """The error of a request with the end of the server's log, where the reason stands if it has died."""
+        try:
+            self._server.check()
+        except ServerError as ended:
+            return LaunchError(f"server {self.plan.name}: {ended}\n({error})")
+        return LaunchError(f"server {self.plan.name}: {error}\n{self._server.tail(20)}")
 
 
 @contextmanager

@@ -10,11 +10,12 @@ from typing import Any
 from sglang.bench_verify import degenerate
 from sglang.bench_verify.client import Answer, Client
 from sglang.bench_verify.environment import Environment, Rank
-from sglang.bench_verify.prompts import Prompt
+from sglang.bench_verify.prompts import Prompt, PromptError
 from sglang.bench_verify.rows import Metric, Row, Scalar
 from sglang.srt.speculative.stats.accept import histogram_faults, position_rates
 
 Report = Callable[[str, int, int], None]
+Keep = Callable[[Row], None]
 ARGUMENTS = (
     "model_path",
     "dtype",
@@ -23,6 +24,7 @@ ARGUMENTS = (
     "attention_backend",
     "page_size",
     "tp_size",
+    "pp_size",
     "dp_size",
     "ep_size",
     "disable_cuda_graph",
@@ -88,11 +90,15 @@ def run(
     rounds: int = 1,
     temperature: float = 0.0,
     report: Report | None = None,
+    keep: Keep | None = None,
 ) -> list[Row]:
     """Answer every prompt ``rounds`` times, one at a time; one row an answer.
 
-    A warm-up answer before the first is not counted: it pays for lazy compilation and cold caches.
+    A warm-up answer before the first is not counted: it pays for lazy compilation and cold caches. ``keep`` gets each
+    row at once, so that a run which ends early leaves what it measured.
     """
+    if not prompts:
+        raise PromptError("no prompts: the file is empty, or --kinds and --count leave none")
     client.answer(prompts[0], min(tokens, 16), temperature)
     rows: list[Row] = []
     total = rounds * len(prompts)
@@ -105,6 +111,8 @@ def run(
         answer = client.answer(prompt, tokens, temperature)
         after = client.statistics()
         rows.append(row(server, prompt, answer, before, after, width, len(rows) + 1, started))
+        if keep is not None:
+            keep(rows[-1])
     if report is not None:
         report(f"{server.name} done", total, total)
     return rows
@@ -135,13 +143,15 @@ def row(
         histogram = kept_histogram(before, after)
         verifies = sum(histogram)
         drafts = sum(index * count for index, count in enumerate(histogram))
+        plain = plain_steps(before, after)
+        if plain:
+            counters["plain_steps"] = plain
         if verifies:
+            counters |= {"verifies": verifies, "drafts_kept": drafts}
             metrics["kept_length"] = Metric(1.0 + drafts / verifies, "tokens")
             for position, rate in enumerate(position_rates(histogram, width - 1), 1):
                 metrics[f"kept_at_{position}"] = Metric(rate, "ratio")
-            notes.extend(
-                histogram_faults(histogram, verifies, drafts, answer.tokens, plain_steps(before, after))
-            )
+            notes.extend(histogram_faults(histogram, verifies, drafts, answer.tokens, plain))
         cycle = sum(phases.values())
         if cycle > 0:
             metrics["cycle_ms"] = Metric(cycle, "ms")

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang.bench_verify.errors import BenchError
+
 FOLDER = Path(__file__).resolve().parent / "prompts"
 DOCUMENTS = ("lighthouse.txt", "workshop.txt")
 QUESTIONS = {
@@ -21,7 +23,7 @@ QUESTIONS = {
 KINDS = ("chat", "code", "maths", "long")
 
 
-class PromptError(ValueError):
+class PromptError(BenchError):
     """A prompt file that does not follow the format."""
 
 

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from sglang.bench_verify.environment import Environment
+from sglang.bench_verify.errors import BenchError
 
 SCHEMA = "bench-verify/1"
 VARIANTS = ("fork", "upstream")
 Scalar = str | int | float | bool | None
 
 
-class RowError(ValueError):
+class RowError(BenchError):
     """A row or a results file that does not follow the format."""
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sglang.bench_verify.errors import BenchError
 from sglang.bench_verify.verdict import DEFAULT_RATES
 from sglang.srt.speculative.stats.breakeven import best_drafted
 
@@ -25,7 +26,7 @@ CONTEXTS = ("1k", "16k", "64k", "128k")
 EMPTY = "*not measured yet*"
 
 
-class TableError(ValueError):
+class TableError(BenchError):
     """A marker that names no table."""
 
 

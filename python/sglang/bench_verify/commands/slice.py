@@ -6,7 +6,9 @@ import argparse
 import dataclasses
 import tempfile
 
+from sglang.bench_verify.commands.server import interrupted, positive
 from sglang.bench_verify.environment import Rank, capture, under_load
+from sglang.bench_verify.keeper import Keeper
 from sglang.bench_verify.progress import await_file, progress
 from sglang.bench_verify.rows import Results, Row
 from sglang.bench_verify.show import print_table, print_verdicts, slice_rows
@@ -72,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of cycles that keep draft 1, 2, ..., from which the best draft length follows (a real one is in "
         "a server's spec_kept_by_position; default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--tokens", type=positive, default=128)
     parser.add_argument("--seconds", type=float, default=3600.0, help="time limit of the measurements")
     parser.add_argument(
         "--start-when", default="", metavar="FILE", help="measure once this file exists (other work is done)"
@@ -122,28 +124,38 @@ def run(args: argparse.Namespace) -> int:
         start_limit_s=args.start_seconds,
     )
     specs = plans.specs(plan, args.accept_length or None, args.upstream_package)
-    results = Results(environments=[capture()])
+    keeper = Keeper(args.out)
+    results = keeper.results
+    results.environments.append(capture())
+    rows: list[Row] = []
+    failures: dict[str, str] = {}
+    status = 0
+
+    def keep(row: Row) -> None:
+        row = _with_state(fleet, row, results)
+        if args.series:
+            row = dataclasses.replace(row, case={**row.case, "series": args.series})
+        rows.append(row)
+        keeper(row)
+
     with tempfile.TemporaryDirectory() as scratch, progress("slice") as report:
         report(f"starting {len(specs)} engines", 0, 1)
-        with Fleet(shape, specs, args.folder or scratch, options) as fleet:
-            print(f"{len(fleet.engines)} of {len(specs)} engines up", flush=True)
-            await_file(args.start_when, args.start_seconds)
-            with under_load(results.environments[0]):
-                rows = plans.run(fleet, plan, args.machine, report)
-            rows = [_with_state(fleet, row, results) for row in rows]
-            if args.series:
-                rows = [dataclasses.replace(row, case={**row.case, "series": args.series}) for row in rows]
-            failures = dict(fleet.failures)
-    for row in [*rows, *statistics_cost(rows)]:
-        results.add(row)
-    print_table(f"{shape.name}, {shape.layers} layers, {shape.experts} experts", slice_rows(rows))
-    print_verdicts(verdicts(rows, args.accept_rates))
+        try:
+            with Fleet(shape, specs, args.folder or scratch, options) as fleet:
+                print(f"{len(fleet.engines)} of {len(specs)} engines up", flush=True)
+                failures = fleet.failures
+                await_file(args.start_when, args.start_seconds)
+                with under_load(results.environments[0]):
+                    plans.run(fleet, plan, args.machine, report, keep)
+        except KeyboardInterrupt:
+            status = interrupted(keeper)
+    if rows:
+        print_table(f"{shape.name}, {shape.layers} layers, {shape.experts} experts", slice_rows(rows))
+        print_verdicts(verdicts(rows, args.accept_rates))
     for name, reason in failures.items():
         print(f"not measured: {name}: {reason}")
-    if args.out:
-        results.save(args.out)
-        print(f"rows written to {args.out}")
-    return 0 if results.rows else 1
+    keeper.finish(statistics_cost(rows))
+    return status or (0 if rows else 1)
 
 
 def _with_state(fleet: Fleet, row: Row, results: Results) -> Row:

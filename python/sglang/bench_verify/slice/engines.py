@@ -215,14 +215,19 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         started = {spec.name: Engine(self.shape, spec, self.options, self._folder) for spec in self.specs}
-        for name, engine in started.items():
-            try:
-                engine.wait_ready()
-                self.engines[name] = engine
-            except EngineError as error:
-                # One variant that cannot start must not cost the others their measurement.
-                self.failures[name] = str(error)
+        try:
+            for name, engine in started.items():
+                try:
+                    engine.wait_ready()
+                    self.engines[name] = engine
+                except EngineError as error:
+                    # One variant that cannot start must not cost the others their measurement.
+                    self.failures[name] = str(error)
+                    engine.stop()
+        except BaseException:  # an interrupt: without this block's end nobody else would stop them
+            for engine in started.values():
                 engine.stop()
+            raise
         return self
 
     def __exit__(

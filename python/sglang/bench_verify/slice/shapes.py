@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang.bench_verify.errors import BenchError
 
-class ShapeError(ValueError):
+
+class ShapeError(BenchError):
     """A model that cannot be cut as asked."""
 
 
