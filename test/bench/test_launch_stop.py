@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,10 @@ class Scripted(RunningServer):
     def command(self) -> list[str]:
         """The command line."""
         return [sys.executable, "-c", self._code]
+
+    def was_started(self) -> bool:
+        """Whether there is a process yet."""
+        return getattr(getattr(self, "_server", None), "_process", None) is not None
 
 
 def left_over(server: RunningServer) -> list[int]:
@@ -75,3 +82,33 @@ def test_servers_together_are_up_and_then_gone(tmp_path: Path, monkeypatch: pyte
     with together(servers) as up:
         assert all(left_over(server) for server in up)
     assert not any(left_over(server) for server in servers)
+
+
+def test_an_interrupt_while_several_start_stops_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is up, one hangs: the interrupt reaches the thread that waits for both, not those that start them."""
+    up, hanging = (Scripted(SLEEPER, tmp_path / name, limit_s=600.0) for name in ("up", "hanging"))
+    monkeypatch.setattr(up.client, "healthy", lambda: True)
+    monkeypatch.setattr(hanging.client, "healthy", lambda: False)
+
+    def interrupted(starts: list[Future[object]]) -> Iterator[Future[object]]:
+        yield starts[0]
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (hanging.was_started() and left_over(hanging)):
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sglang.bench_verify.launch.as_completed", interrupted)
+    with pytest.raises(KeyboardInterrupt), together([up, hanging]):
+        pytest.fail("entered")
+    assert not left_over(up) and not left_over(hanging)
+
+
+def test_a_failing_start_ends_the_others_before_they_are_up(tmp_path: Path) -> None:
+    """Otherwise a mistake in one server's arguments is told when the slowest of them is up."""
+    hanging = Scripted(SLEEPER, tmp_path / "hanging", limit_s=600.0)
+    bad = Scripted("raise SystemExit('no such model')", tmp_path / "bad")
+    with pytest.raises(LaunchError, match="no such model"), together([hanging, bad]):
+        pytest.fail("entered")
+    assert not left_over(hanging)

@@ -183,8 +183,8 @@ class FakeEngine:
         self.spec = spec
 
     def experts_per_layer(self, tokens: int) -> float | None:
-        """As counted."""
-        return 21.0 if tokens == 3 else 8.0
+        """As counted in passes of this many rows."""
+        return {1: 8.0, 3: 21.0, 12: 51.0}.get(tokens)
 
 
 class FakeFleet:
@@ -234,6 +234,18 @@ def test_rows_hold_phases_that_sum_to_the_wall_and_the_union() -> None:
             assert row.counters["phases_over_wall"] == pytest.approx(1.0, abs=0.05)
         if row.case["draft_tokens"] == 3:
             assert row.metrics["experts_per_layer"].value == 21.0
+
+
+def test_a_batch_reports_the_experts_of_its_own_passes() -> None:
+    """Those of a pass of one request would say that a batch reads no more experts than it; uncounted is left out."""
+    plan = plans.SlicePlan(contexts=(1024,), batches=(1, 4, 8), steps=(0, 2), variants=("fork",), rounds=1)
+    fleet: Any = FakeFleet([EngineSpec(f"fork-{steps}", steps) for steps in plan.steps])
+    counted = {
+        (row.case["batch"], row.case["draft_tokens"]): row.metrics["experts_per_layer"].value
+        for row in plans.run(fleet, plan, "h200")
+        if "experts_per_layer" in row.metrics
+    }
+    assert counted == {(1, 0): 8.0, (1, 3): 21.0, (4, 3): 51.0}
 
 
 def test_the_verdict_names_winner_length_and_what_eats_the_rest() -> None:

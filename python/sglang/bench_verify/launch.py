@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,7 @@ class RunningServer:
         if plan.topics_off:
             environment["SGLANG_FORK_DISABLE"] = ",".join(plan.topics_off)
         self._environment = environment
+        self._given_up = threading.Event()
 
     @property
     def command(self) -> list[str]:
@@ -143,7 +145,8 @@ class RunningServer:
                     raise LaunchError(
                         f"server {self.plan.name} not healthy after {self._limit_s:.0f} s\n{self._server.tail(30)}"
                     )
-                time.sleep(0.5)
+                if self._given_up.wait(0.5):
+                    raise LaunchError(f"server {self.plan.name}: the start was given up")
         except BaseException:  # also an interrupt: without this block's end nobody else would stop the server
             self._server.stop()
             raise
@@ -154,6 +157,10 @@ class RunningServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.stop()
+
+    def give_up(self) -> None:
+        """End a start that another thread waits for; that thread stops the server and raises LaunchError."""
+        self._given_up.set()
 
     def why(self, error: Exception) -> LaunchError:
         """The error of a request with the end of the server's log, where the reason stands if it has died."""
@@ -173,9 +180,17 @@ def together(servers: Sequence[RunningServer]) -> Iterator[Sequence[RunningServe
     """
     with ExitStack() as stack, ThreadPoolExecutor(max(1, len(servers))) as pool:
         starts = [pool.submit(server.__enter__) for server in servers]
-        for server, start in zip(servers, starts, strict=True):
-            if start.exception() is None:
-                stack.push(server)
-        for start in starts:
-            start.result()
+        try:
+            for start in as_completed(starts):
+                start.result()
+        except BaseException:
+            # Also an interrupt: the pool's end would wait for every start, a quarter of an hour for one that hangs.
+            for server in servers:
+                server.give_up()
+            raise
+        finally:
+            wait(starts)
+            for server, start in zip(servers, starts, strict=True):
+                if start.exception() is None:
+                    stack.push(server)
         yield servers

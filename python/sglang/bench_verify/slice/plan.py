@@ -129,10 +129,10 @@ def row(
             metrics["kept_length"] = Metric.of(kept, "tokens")
     else:
         metrics["decode_ms"] = Metric.of([item["ms_per_token"] for item in figures], "ms")
-    # Engines count their experts in the eager passes before capture, which have at least one request.
-    width = max(1, spec.draft_tokens)
-    counted = engine.experts_per_layer(width)
-    expected = expected_union(shape.experts, shape.experts_per_token, width * batch)
+    # Counted in eager passes of this very number of rows; the figure of a smaller pass would be told for a batch.
+    passed = max(1, spec.draft_tokens) * batch
+    counted = engine.experts_per_layer(passed)
+    expected = expected_union(shape.experts, shape.experts_per_token, passed)
     counters: dict[str, Scalar] = {"expected_experts_per_layer": round(expected, 2)}
     if counted is not None:
         metrics["experts_per_layer"] = Metric(counted, "count")

@@ -26,7 +26,7 @@ from typing import Any
 
 GATE = "sglang.srt.models.deepseek_v2"
 TOPK = "sglang.srt.layers.moe.topk"
-LARGEST_COUNTED = 16
+LARGEST_COUNTED = 64
 LARGEST_PASS = 16384
 
 
