@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from sglang.bench_verify.__main__ import main
 from sglang.bench_verify.diff import compare, render
 from sglang.bench_verify.environment import Environment, Rank
 from sglang.bench_verify.gpu import Gpu, Load
@@ -188,3 +190,19 @@ def test_nothing_between_ranks_slows_one_rank() -> None:
     named = {item.name: item for item in report.differences}
     assert "one rank in both runs" in named["variable.NCCL_PROTO"].why
     assert "rank.NCCL_PROTO" in named and "one rank in both runs" in render(report)
+
+
+def test_files_without_a_common_case_are_not_called_equal(tmp_path: Path) -> None:
+    a, b = results(environment(), 12.0), results(environment(), 12.0, bench="slice")
+    assert render(compare(a, b)).endswith("no case is in both files, so nothing was compared")
+    a.save(tmp_path / "a.json")
+    b.save(tmp_path / "b.json")
+    assert main(["diff", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 2
+
+
+def test_a_link_at_rest_is_not_compared_with_one_that_works() -> None:
+    quiet = environment()
+    quiet.load = Load()
+    report = compare(results(environment(), 12.0), results(quiet, 29.0))
+    assert [item.name for item in report.differences] == ["load.missing"]
+    assert report.differences[0].weight == 1

@@ -71,6 +71,7 @@ RULES = (
     Rule(r"argument\..*", 1, ALL, "another server argument"),
     Rule(r"rank\.missing", 1, REDUCED, "one of the runs did not say what its workers saw"),
     Rule(r"rank\.NCCL_.*", 3, REDUCED, "NCCL reads it inside the worker, where it differed"),
+    Rule(r"variable\.SGLANG_FORK_(COMMIT|IMAGE)", 0, (), "told by commit and container"),
     Rule(r"variable\.NCCL_.*", 2, REDUCED, "the algorithm, protocol or path of every all-reduce"),
     Rule(r"variable\.SGLANG_SIMULATE_.*", 3, ALL, "simulated acceptance is not acceptance"),
     Rule(r"variable\.SGLANG_FORK_DISABLE", 3, ALL, "topics of the fork switched off"),
@@ -83,6 +84,7 @@ RULES = (
     Rule(r"gpu\.nvlinks", 3, REDUCED, "the link that carries every all-reduce"),
     Rule(r"gpu\.(power_limit_w|sm_clock_max_mhz|memory_mib)", 2, DEVICE, "how fast the GPU may run"),
     Rule(r"load\.(sm_clock_mhz|memory_clock_mhz|power_w)", 2, DEVICE, "clock or power under load"),
+    Rule(r"load\.missing", 1, DEVICE, "one of the runs recorded no clocks, power or link under load"),
     Rule(r"load\.pcie_.*", 2, REDUCED, "the link trained to another speed under load"),
     Rule(r"load\.temperature_c", 1, DEVICE, "a hot GPU lowers its clock"),
     Rule(r"topology", 2, REDUCED, "another path between the GPUs"),
@@ -207,6 +209,14 @@ def differences(a: Environment, b: Environment) -> list[Difference]:
             name, one, other = "rank.missing", str(len(a.ranks)), str(len(b.ranks))
             if any(item.name == name for item in found):
                 continue
+        # The same for clocks and link under load; a link at rest is not compared with one that works.
+        if a.load.samples == 0 or b.load.samples == 0:
+            if name.startswith("gpu.pcie_") and not (one and other):
+                continue
+            if name.startswith("load."):
+                name, one, other = "load.missing", str(a.load.samples), str(b.load.samples)
+                if one == other or any(item.name == name for item in found):
+                    continue
         rule = rule_for(name)
         if COMMUNICATION.fullmatch(name) and _one_rank(a) and _one_rank(b):
             rule = ONE_RANK
@@ -382,7 +392,9 @@ def render(report: Report) -> str:
             f"  [{difference.weight}] {difference.name}: {_short(difference.a)} -> {_short(difference.b)} ({difference.why})"
         )
     suspects = report.suspects
-    if not report.moved:
+    if not report.compared:
+        lines.append("verdict: no case is in both files, so nothing was compared")
+    elif not report.moved:
         lines.append("verdict: no figure moved")
     elif suspects:
         lines.append("verdict: suspects, strongest first: " + ", ".join(item.name for item in suspects[:5]))

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report. Exit status 0: no figure moved, 3: some did."""
+    """Print the report. Exit status 0: no figure moved, 3: some did, 2: nothing could be compared."""
     report = compare(Results.load(args.a), Results.load(args.b))
     if args.json:
         document = dataclasses.asdict(report)
@@ -26,4 +26,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=1))
     else:
         print(render(report))
+    if not report.compared:
+        return 2
     return 3 if report.moved else 0
