@@ -1,8 +1,8 @@
 """Speculate or decode plainly? A state machine over live times; no clock, no device, no randomness of its own.
 
 A cycle of ``c`` ms that keeps ``k`` tokens beats a decode of ``d`` ms when ``k * d / c > 1``. While one mode runs the
-other's time goes stale, so it is probed now and then; what probes may cost is bounded by an allowance that grows by a
-fixed share of the time spent. Modes change at epochs only, so that all ranks can follow one of them at the same step.
+other's time goes stale, so it is probed now and then; a probe waits until what it is expected to lose is a fixed share
+of the time since the one before, so that no single probe is dear for the requests that meet it. Modes change at epochs only, so that all ranks can follow one of them at the same step.
 
 What keeps it from flapping: the margins of leaving and coming back lie apart; a change needs the same verdict in
 several epochs running; and each change back widens the margins for a while.
@@ -29,8 +29,9 @@ class Settings:
         come_back: speed-up above which it is taken up again.
         widen: both margins move apart by this for each recent change, at most ``widest``.
         calm: steps after which one recent change is forgotten.
-        budget: share of the time that probes may lose.
-        credit_ms: probe losses that are free at the start.
+        budget: share of the time since the last probe or switch that a probe may lose.
+        credit_ms: probe losses that are free in the first ``longest`` steps. Not later: saved up, they would be spent
+            at once on a cycle that costs a hundred decodes.
         refresh: age at which a time is measured again.
         close: probe plain decode again only where the speed-up is below this.
         backoff: steps to the next probe of speculation, doubled after each that lost, at most ``longest``.
@@ -114,6 +115,7 @@ class Controller:
         self._recent = 0.0
         self._recent_at = 0
         self._probed_at = NEVER
+        self._settled_ms = 0.0
         self._backoff = self.settings.backoff
         self._events: list[Event] = []
 
@@ -175,7 +177,7 @@ class Controller:
     def _decide(self, key: Key) -> None:
         probed, self.probing = self.probing, None
         if probed is not None:
-            self._since = 0
+            self._since, self._settled_ms = 0, self.spent_ms
         verdict = self._verdict(key)
         leave, come_back = self._margins()
         speedup = verdict.speedup
@@ -200,6 +202,7 @@ class Controller:
         self.switches += 1
         self._recent += 1.0
         self._recent_at = self._step
+        self._settled_ms = self.spent_ms
         # The margin protects from a wrong verdict, not from being told the same one twice.
         if mode == PLAIN:
             self._probed_at = self._step
@@ -233,8 +236,10 @@ class Controller:
 
     def _affords(self, other: str, verdict: Verdict) -> bool:
         rules = self.settings
-        allowance = rules.credit_ms + rules.budget * self.spent_ms - self.lost_ms
-        return allowance >= self._expected_loss(other, verdict)
+        loss = self._expected_loss(other, verdict)
+        if self._step < rules.longest and loss <= rules.credit_ms - self.lost_ms:
+            return True
+        return loss <= rules.budget * (self.spent_ms - self._settled_ms)
 
     def _expected_loss(self, other: str, verdict: Verdict) -> float:
         """Milliseconds that a probe of one epoch loses, by what is known; the whole epoch where nothing is."""
