@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from sglang.bench_verify.plots import draw
-from sglang.bench_verify.rows import Metric, Row
+from sglang.bench_verify.rows import Metric, Results, Row
 
 pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows() -> list[Row]:
@@ -35,13 +37,23 @@ def rows() -> list[Row]:
     return found
 
 
-def test_three_plots_that_come_out_the_same_again(tmp_path: Path) -> None:
+def test_four_plots_that_come_out_the_same_again(tmp_path: Path) -> None:
     first = draw(rows(), tmp_path / "a")
     second = draw(rows(), tmp_path / "b")
-    assert [path.name for path in first] == ["cycle_by_context.svg", "break_even.svg", "phases.svg"]
+    names = ["cycle_by_context.svg", "verify_by_context.svg", "break_even.svg", "phases.svg"]
+    assert [path.name for path in first] == names
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
     assert "upstream: decode" in first[0].read_text()
+    assert "fork: verify of 3 tokens" in first[1].read_text()
+
+
+def test_the_committed_plots_are_those_of_the_committed_rows(tmp_path: Path) -> None:
+    results = ROOT / "benchmark/results"
+    made = draw(Results.load(results / "h200_slice_dummy_router.json").rows, tmp_path, "h200_slice_")
+    assert len(made) == 4
+    for path in made:
+        assert path.read_bytes() == (results / "plots" / path.name).read_bytes(), path.name
 
 
 def test_rows_without_contexts_give_no_plot(tmp_path: Path) -> None:

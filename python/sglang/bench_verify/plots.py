@@ -38,6 +38,7 @@ def draw(rows: Sequence[Row], folder: str | Path, prefix: str = "") -> list[Path
     target.mkdir(parents=True, exist_ok=True)
     plots: dict[str, Callable[[Any, Sequence[Row]], bool]] = {
         "cycle_by_context": cycle_by_context,
+        "verify_by_context": verify_by_context,
         "break_even": break_even,
         "phases": phases,
     }
@@ -65,6 +66,28 @@ def cycle_by_context(axes: Any, rows: Sequence[Row]) -> bool:
     axes.set_yscale("log")
     axes.set_ylabel("ms")
     axes.legend()
+    return drawn
+
+
+def verify_by_context(axes: Any, rows: Sequence[Row]) -> bool:
+    """The verify alone, of each variant and verify width, against context, beside the decode it is compared with."""
+    drawn = False
+    widths = sorted({_width(row) for row in rows if "verify" in row.phases_ms and _width(row) > 1})
+    for variant, colour in COLOURS.items():
+        decode = _points(rows, variant, "decode_ms", 0)
+        if decode:
+            axes.plot(*zip(*decode, strict=True), "--", marker="o", color=colour, label=f"{variant}: decode")
+        for width, style in zip(widths, ("-", "-.", ":", (0, (5, 1))), strict=False):
+            points = _points(rows, variant, "verify", width)
+            if points:
+                label = f"{variant}: verify of {width} tokens"
+                axes.plot(*zip(*points, strict=True), linestyle=style, marker="s", color=colour, label=label)
+                drawn = True
+    _context_axis(axes, rows)
+    axes.set_yscale("log")
+    axes.set_ylabel("ms")
+    if drawn:
+        axes.legend()
     return drawn
 
 
@@ -135,15 +158,20 @@ def _title(rows: Sequence[Row]) -> str:
 
 def _points(rows: Sequence[Row], variant: str, metric: str, width: int) -> list[tuple[int, float]]:
     found = {
-        _context(row): row.metrics[metric].value
+        _context(row): row.phases_ms[metric] if metric in row.phases_ms else row.metrics[metric].value
         for row in _newest(rows)
         if row.variant == variant
-        and metric in row.metrics
+        and (metric in row.metrics or metric in row.phases_ms)
         and row.case.get("batch") == 1
         and row.case.get("draft_tokens") == width
         and "context" in row.case
     }
     return sorted(found.items())
+
+
+def _width(row: Row) -> int:
+    value = row.case.get("draft_tokens")
+    return value if isinstance(value, int) and row.case.get("batch") == 1 else 0
 
 
 def _newest(rows: Sequence[Row]) -> list[Row]:
