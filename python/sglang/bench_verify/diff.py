@@ -72,6 +72,12 @@ RULES = (
     Rule(r"rank\.missing", 1, REDUCED, "one of the runs did not say what its workers saw"),
     Rule(r"rank\.NCCL_.*", 3, REDUCED, "NCCL reads it inside the worker, where it differed"),
     Rule(r"variable\.SGLANG_FORK_(COMMIT|IMAGE)", 0, (), "told by commit and container"),
+    Rule(
+        r"rank\.SGLANG_(FORK_(COMMIT|IMAGE|DISABLE)|SPEC_BASELINE)",
+        0,
+        (),
+        "told by commit, container and topics",
+    ),
     Rule(r"variable\.NCCL_.*", 2, REDUCED, "the algorithm, protocol or path of every all-reduce"),
     Rule(r"variable\.SGLANG_SIMULATE_.*", 3, ALL, "simulated acceptance is not acceptance"),
     Rule(r"variable\.SGLANG_FORK_DISABLE", 3, ALL, "topics of the fork switched off"),
@@ -126,7 +132,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Moved:
-    """One figure of the same case that is not the same in both runs."""
+    """One figure of the same case that is not the same in both runs; ``once`` where a run has no repeat of it."""
 
     case: str
     metric: str
@@ -134,6 +140,7 @@ class Moved:
     a: float
     b: float
     noise: float
+    once: bool = False
 
     @property
     def ratio(self) -> float:
@@ -238,6 +245,8 @@ def rule_for(name: str) -> Rule:
     for rule in RULES:
         if re.fullmatch(rule.pattern, name):
             return rule
+    if name.startswith("rank."):
+        return rule_for(f"variable.{name.removeprefix('rank.')}")
     return Rule(name, 1, ALL, "a difference no rule knows")
 
 
@@ -358,7 +367,8 @@ def _moved(a: Sequence[Row], b: Sequence[Row]) -> Iterable[Moved]:
         base = max(abs(one.value), 1e-12)
         ratio = abs(other.value) / base
         if ratio > noise or ratio < 1.0 / noise:
-            yield Moved(_label(a), name, one.unit, one.value, other.value, noise)
+            once = min(len(one.samples), len(other.samples)) < 2
+            yield Moved(_label(a), name, one.unit, one.value, other.value, noise, once)
 
 
 def _phase(metric: str) -> str | None:
@@ -378,11 +388,14 @@ def _topics_off(a: Row, b: Row) -> Iterable[Difference]:
 
 def render(report: Report) -> str:
     """The report as text; the last line is the verdict."""
-    lines = [f"{report.compared} cases in both files, {len(report.moved)} figures moved beyond their repeats"]
+    lines = [
+        f"{report.compared} cases in both files, {len(report.moved)} figures moved beyond their repeats, "
+        f"or by more than {100 * SAME:.0f}% where there are none"
+    ]
     for item in report.moved:
         lines.append(
             f"  {item.case}: {item.metric} {item.a:.4g} -> {item.b:.4g} {item.unit} "
-            f"(x{item.ratio:.3f}, repeats within x{item.noise:.3f})"
+            f"(x{item.ratio:.3f}, {'not repeated' if item.once else f'repeats within x{item.noise:.3f}'})"
         )
     for title, labels in (("only in A", report.only_a), ("only in B", report.only_b)):
         lines.extend(f"  {title}: {label}" for label in labels)
