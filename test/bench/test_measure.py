@@ -105,6 +105,24 @@ def test_counts_that_do_not_add_up_are_noted() -> None:
     assert "30 completion tokens, but" in row.note
 
 
+def test_acceptance_is_the_answers_own_where_others_use_the_server_too() -> None:
+    """Between the two readings the server made 50 verifies, 10 of them for this answer."""
+    info = {"spec_correct_drafts_histogram": [2, 6, 2], "spec_cycle": {"cycle_ms": 3.0}}
+    answer = Answer(1.0, 21, 5, "x", info=info)
+    after = {"kept_histogram": [40, 10], "phase_totals": {"verify": [100.0, 50]}}
+    row = measure.row(SERVER, prompts.Prompt("p", "chat", text="x"), answer, {}, after, 3, 1, "")
+    assert row.metrics["kept_length"].value == 2.0 and row.counters["verifies"] == 10 and row.note == ""
+    assert row.phases_ms == {"verify": 2.0}
+
+
+def test_plain_steps_of_an_answer_have_no_verify() -> None:
+    info = {"spec_correct_drafts_histogram": [0, 10], "spec_cycle": {"plain_steps": 5}}
+    row = measure.row(
+        SERVER, prompts.Prompt("p", "chat", text="x"), Answer(1.0, 26, 5, "x", info=info), {}, {}, 3, 1, ""
+    )
+    assert row.counters["plain_steps"] == 5 and row.note == ""
+
+
 def answers(
     server: str, width: int, rates: list[tuple[int, float]], kept: float | None, ms: float
 ) -> list[Any]:

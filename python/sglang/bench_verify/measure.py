@@ -128,7 +128,10 @@ def row(
     run_index: int,
     started: str,
 ) -> Row:
-    """The row of one answer. Acceptance and phases are what the server counted between two readings."""
+    """The row of one answer: its own acceptance, and the phases that the server timed between two readings.
+
+    A server whose answers carry no counts (chat answers of clean upstream) is read before and after instead.
+    """
     metrics = {
         "tok_s": Metric(answer.rate, "tok/s"),
         "seconds": Metric(answer.seconds, "s"),
@@ -140,10 +143,13 @@ def row(
     counters: dict[str, Scalar] = {"finish": answer.finish}
     phases = mean_phases(before, after)
     if width:
-        histogram = kept_histogram(before, after)
+        # The answer's own counts, where it carries them: the server's are also those of everyone else who asks it.
+        own = answer.info.get("spec_correct_drafts_histogram")
+        histogram = [int(count) for count in own] if own else kept_histogram(before, after)
         verifies = sum(histogram)
         drafts = sum(index * count for index, count in enumerate(histogram))
-        plain = plain_steps(before, after)
+        told = answer.info.get("spec_cycle")
+        plain = int(told.get("plain_steps", 0)) if own and told else plain_steps(before, after)
         if plain:
             counters["plain_steps"] = plain
         if verifies:
