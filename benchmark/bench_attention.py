@@ -7,7 +7,8 @@ before every call and subtracts the time of the flushes alone. Times are medians
 
     python benchmark/bench_attention.py --out benchmark/results/attention_h200.json
 
-``--backends fork one-launch two-launches`` compares the fork's own two paths.
+``--backends fork one-launch two-launches`` compares the fork's own two paths; names of ``attention_trials`` add what is
+only being tried. ``--max-context`` plans as a server does, whose requests may become that long.
 
 Bytes count every cached key once, whatever a kernel reads. The share is of a device-to-device copy measured in
 the same process (bytes read plus bytes written).
@@ -20,184 +21,22 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from attention_cases import HEADS, L2_BYTES, Call, Case, Setup, fork_call
+from attention_rivals import flashinfer_call, upstream_decode_call, upstream_verify_call
+from attention_trials import CHANGES
 from sglang.bench_verify.environment import capture
 from sglang.bench_verify.rows import Metric, Results, Row
-from sglang.srt.layers.attention.verify.admission import AttentionRequest
-from sglang.srt.layers.attention.verify.context import KVContext
-from sglang.srt.layers.attention.verify.mla import mla_attention
-from sglang.srt.layers.attention.verify.plan import device_traits, make_plan
-from sglang.srt.layers.attention.verify.table import Fused
-from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 CONTEXTS = (1024, 4096, 16384, 65536, 131072)
 BATCHES = (1, 4, 8, 32)
 TOKENS = (3, 1)
-LATENT, VALUE, HEADS = 576, 512, 8
-L2_BYTES = 64 * 2**20
-SM_SCALE = 0.1352337788608801 / 2
 # Upstream's serial verify kernel takes milliseconds: beyond this many keys a call it is not worth the time.
 SERIAL_KEYS = 8 * 65536
-
-Call = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Case:
-    """Shape of one measurement; ``context`` is the length before the new tokens."""
-
-    tokens: int
-    batch: int
-    context: int
-    fp8: bool
-
-
-class Setup:
-    """Tensors of one case: ``pools`` [layers, slots, 1, 576], one request table for all layers."""
-
-    def __init__(self, case: Case, device: str, budget_bytes: int) -> None:
-        self.case, self.device = case, device
-        self.length = case.context + case.tokens
-        self.width = 1 if case.fp8 else 2
-        need = case.batch * self.length
-        slots = max(need + need // 4, 1024)
-        layer = slots * LATENT * self.width
-        used = need * LATENT * self.width
-        layers = max(2, min(-(-2 * L2_BYTES // used), budget_bytes // layer, 160))
-        self.layers = int(layers)
-        gen = torch.Generator(device=device).manual_seed(17)
-        self.pools = torch.empty(self.layers, slots, 1, LATENT, dtype=torch.bfloat16, device=device)
-        for pool in self.pools:
-            pool.normal_(generator=gen)
-        if case.fp8:
-            self.pools = torch.stack([p.to(torch.float8_e4m3fn).view(torch.uint8) for p in self.pools])
-            self.pools = self.pools.view(torch.float8_e4m3fn)
-        order = torch.randperm(slots, generator=gen, device=device)[:need]
-        self.table = order.view(case.batch, self.length).to(torch.int32).contiguous()
-        rows = case.batch * case.tokens
-        self.q = torch.randn(rows, HEADS, LATENT, device=device, generator=gen).to(torch.bfloat16)
-        self.out = torch.empty(rows, HEADS, VALUE, dtype=torch.bfloat16, device=device)
-        self.bytes = case.batch * self.length * LATENT * self.width
-
-
-def fork_call(setup: Setup, fused: Fused | None = None) -> tuple[Call, str]:
-    """The product; ``prefix`` lengths for verify, full lengths for decode, as the backend passes them.
-
-    ``fused`` forces one launch ("always") or two ("no") where policy would choose.
-    """
-    case = setup.case
-    traits = device_traits()
-    if fused is not None:
-        traits = replace(traits, fused=fused)
-    request = AttentionRequest(
-        kind="mla",
-        batch=case.batch,
-        tokens=case.tokens,
-        q_heads=HEADS,
-        kv_heads=1,
-        qk_dim=LATENT,
-        v_dim=VALUE,
-        q_dtype=torch.bfloat16,
-        kv_dtype=setup.pools.dtype,
-        capability=traits.capability,
-    )
-    plan = make_plan(request, traits, setup.length)
-    space = VerifyWorkspace.for_plans([plan], setup.device)
-    decode = case.tokens == 1
-    lens = torch.full((case.batch,), setup.length if decode else case.context, device=setup.device)
-    context = KVContext(
-        seq_lens=lens,
-        lens_include_new=decode,
-        req_to_token=setup.table,
-        req_pool_indices=torch.arange(case.batch, device=setup.device),
-    )
-
-    def call(layer: int) -> None:
-        mla_attention(
-            setup.q, setup.pools[layer], setup.out, context, plan=plan, workspace=space, sm_scale=SM_SCALE
-        )
-
-    return call, plan.reason
-
-
-def upstream_verify_call(setup: Setup) -> tuple[Call, str]:
-    """The prefill kernel that upstream's Triton backend uses for verify: prefix from the pool, chain beside it."""
-    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
-
-    case = setup.case
-    bs, t = case.batch, case.tokens
-    qo = torch.arange(0, bs * t + 1, t, dtype=torch.int32, device=setup.device)
-    kv = torch.arange(0, bs * case.context + 1, case.context, dtype=torch.int32, device=setup.device)
-    indices = setup.table[:, : case.context].reshape(-1).to(torch.int64)
-    new = setup.table[:, case.context :].reshape(-1).long()
-    chain = setup.pools[0].view(torch.uint8)[new].view(setup.pools.dtype).to(torch.bfloat16).contiguous()
-    value = chain[..., :VALUE].contiguous()
-
-    def call(layer: int) -> None:
-        pool = setup.pools[layer]
-        extend_attention_fwd(
-            setup.q, chain, value, setup.out, pool, pool[..., :VALUE], qo, kv, indices,
-            None, True, None, t, 1.0, 1.0, sm_scale=SM_SCALE,
-        )  # fmt: skip
-
-    return call, "extend_attention_fwd"
-
-
-def upstream_decode_call(setup: Setup) -> tuple[Call, str]:
-    """Upstream's split decode kernel and its merge, with the split counts its backend would use."""
-    from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
-    from sglang.kernels.ops.attention.metadata import get_num_kv_splits_triton
-
-    case = setup.case
-    bs, device = case.batch, setup.device
-    cores = device_traits().sm_count
-    most = max(8, min(triton.next_power_of_2(cores), triton.next_power_of_2(-(-setup.length // 32))))
-    kv = torch.arange(0, bs * setup.length + 1, setup.length, dtype=torch.int32, device=device)
-    indices = setup.table.reshape(-1).to(torch.int64)
-    logits = torch.empty(bs, HEADS, most, VALUE, dtype=torch.float32, device=device)
-    lse = torch.empty(bs, HEADS, most, dtype=torch.float32, device=device)
-    splits = torch.empty(bs, dtype=torch.int32, device=device)
-    lens = torch.full((bs,), setup.length, dtype=torch.int64, device=device)
-    get_num_kv_splits_triton[(1,)](splits, lens, bs, 1, HEADS, 1, most, cores, MAX_NUM_SEQ=256)
-
-    def call(layer: int) -> None:
-        pool = setup.pools[layer]
-        decode_attention_fwd(
-            setup.q, pool, pool[..., :VALUE], setup.out, kv, indices, logits, lse, splits, most,
-            SM_SCALE, 1.0, 1.0, has_mla=True, use_pdl=True,
-        )  # fmt: skip
-
-    return call, f"decode_attention_fwd, at most {most} splits"
-
-
-def flashinfer_call(setup: Setup) -> tuple[Call, str]:
-    """flashinfer's paged MLA, planned once on the host outside the timing; bf16 only (it has no fp8 latent)."""
-    import flashinfer
-
-    case = setup.case
-    bs, t, device = case.batch, case.tokens, setup.device
-    space = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
-    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(space, backend="auto")
-    wrapper.plan(
-        torch.arange(0, bs * t + 1, t, dtype=torch.int32, device=device),
-        torch.arange(0, bs * setup.length + 1, setup.length, dtype=torch.int32, device=device),
-        setup.table.reshape(-1).contiguous(),
-        torch.full((bs,), setup.length, dtype=torch.int32, device=device),
-        HEADS, VALUE, LATENT - VALUE, 1, t > 1, SM_SCALE, torch.bfloat16, torch.bfloat16,
-    )  # fmt: skip
-    nope = setup.q[..., :VALUE].contiguous()
-    rope = setup.q[..., VALUE:].contiguous()
-
-    def call(layer: int) -> None:
-        pool = setup.pools[layer]
-        wrapper.run(nope, rope, pool[..., :VALUE], pool[..., VALUE:], out=setup.out)
-
-    return call, f"flashinfer {flashinfer.__version__} BatchMLAPagedAttentionWrapper"
 
 
 def graph_of(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -285,6 +124,10 @@ def backends(case: Case, wanted: Sequence[str]) -> dict[str, Callable[[Setup], t
         "fork": fork_call,
         "one-launch": lambda setup: fork_call(setup, "always"),
         "two-launches": lambda setup: fork_call(setup, "no"),
+        **{
+            name: lambda setup, change=change: fork_call(setup, "no", change)  # type: ignore[misc]
+            for name, change in CHANGES.items()
+        },
     }
     if "upstream" in wanted:
         if case.tokens == 1:
@@ -298,11 +141,13 @@ def backends(case: Case, wanted: Sequence[str]) -> dict[str, Callable[[Setup], t
 
 def measure(case: Case, args: argparse.Namespace, copy: float, flush: torch.Tensor, results: Results) -> None:
     """All backends on one case; appends rows and prints a line each."""
-    setup = Setup(case, "cuda", args.budget_gib * 2**30)
+    setup = Setup(case, "cuda", args.budget_gib * 2**30, args.max_context)
     reference: torch.Tensor | None = None
     for name, make in backends(case, args.backends).items():
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         facts: dict[str, Any] = asdict(case) | {"backend": name, "kv": "fp8" if case.fp8 else "bf16"}
+        if args.max_context:
+            facts["max_context"] = setup.max_context
         del facts["fp8"]
         try:
             call, how = make(setup)
@@ -367,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--kv", nargs="+", choices=("bf16", "fp8"), default=("bf16", "fp8"))
+    parser.add_argument("--max-context", type=int, default=0, help="plan for requests up to this long")
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--budget-gib", type=int, default=24, help="device memory for the layers of one case")
     parser.add_argument("--limit-s", type=float, default=1e9, help="stop starting new cases after this long")

@@ -48,7 +48,7 @@ def signature(plan: SplitPlan) -> dict[str, str]:
         "q": q, "k_pool": kv, "v_pool": kv, "latent": kv, "out": q, "lse": "*fp32",
         "partial": POINTERS[plan.partial_dtype], "partial_lse": "*fp32", "seq_lens": "*i64", "req_pool_indices": "*i64",
         "table": "*i32", "indptr": "*i32", "mask": "*u8", "mask_indptr": "*i64",
-        "score_scale": "fp32", "value_scale": "fp32", "logit_cap": "fp32", "batch": "i32", "target": "i32",
+        "score_scale": "fp32", "value_scale": "fp32", "logit_cap": "fp32", "batch": "i32", "target": "i32", "trace": "*i64",
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import checks
@@ -20,7 +21,7 @@ import pytest
 import torch
 from emulation import EmulatedKernel, library
 from paged import Batch, Case, error
-from sglang.srt.layers.attention.verify import fused_build, fused_driver
+from sglang.srt.layers.attention.verify import fused_build, fused_driver, launch, stamps
 from sglang.srt.layers.attention.verify.fused_build import Variant, deepest
 from sglang.srt.layers.attention.verify.fused_driver import Params
 from sglang.srt.layers.attention.verify.plan import DeviceTraits
@@ -165,6 +166,27 @@ def test_control_a_block_that_never_comes_ends_with_a_message() -> None:
     assert done.returncode == 3 and ("deadlock" in done.stderr or "gave up" in done.stderr), done.stderr[
         -500:
     ]
+
+
+def test_a_traced_launch_leaves_every_stamp_in_order_and_the_same_result() -> None:
+    batch = Batch(Case("trace", dtype=BF16, lengths=(397,)))
+    plan = batch.plan()
+    want, _ = batch.run(plan)
+    trace = torch.full((plan.items, stamps.WIDTH), -1, dtype=torch.int64)
+    out = torch.empty_like(want)
+    x = launch.Operands(batch.q, batch.k_pool, batch.v_pool, out, None, (trace, trace))
+    launch.attend(plan, batch.workspace(plan), x, batch.context(), batch.sm_scale, 1.0, 1.0, 0.0)
+    assert torch.equal(out, want)
+    at = {field: trace[:, i] for i, field in enumerate(stamps.FIELDS)}
+    assert int(at["work"].sum()) == 397
+    busy = at["work"] > 0
+    order = ("timer_first", "start", "lengths_read", "wait_over", "inputs_there", "first_keys_there", "last_keys_there",
+             "products_done", "left_for_others", "others_there", "timer_last", "written")  # fmt: skip
+    for before, after in (
+        *pairwise(order),
+        *pairwise(("slots_read", "first_copies_sent", "last_copies_sent")),
+    ):
+        assert (at[before][busy] <= at[after][busy]).all() and (at[before][busy] > 0).all(), (before, after)
 
 
 def test_host_and_kernel_agree_on_sizes() -> None:

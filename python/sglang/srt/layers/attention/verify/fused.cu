@@ -27,9 +27,6 @@ typedef long long i64;
 #ifndef NAME
 #define NAME verify_fused
 #endif
-#ifndef STAMP
-#define STAMP(i)
-#endif
 #ifndef STAGES
 #define STAGES 5
 #endif
@@ -91,9 +88,26 @@ struct Params {
   float score_scale;   // times log2(e)
   float value_scale;
   int batch, target, min_keys, tokens, heads, flags, header_width;
+#ifdef TRACE
+  i64* trace;          // [blocks, RECORD]: time stamps of this launch
+#endif
 };
 
 #include "fused_device.cuh"
+
+// Fields of a record of time stamps, as in stamps.py. Only a build with TRACE leaves any.
+enum Stamp {
+  MULTIPROCESSOR, TIMER_FIRST, START, LENGTHS_READ, SLOTS_READ, FIRST_COPIES_SENT, LAST_COPIES_SENT, WAIT_OVER, INPUTS_THERE,
+  FIRST_KEYS_THERE, LAST_KEYS_THERE, PRODUCTS_DONE, WRITTEN, TIMER_LAST, WORK, LEFT_FOR_OTHERS, OTHERS_THERE, RECORD = 24
+};
+#ifdef TRACE
+#define NOTE(thread, field, what) \
+  do { if (threadIdx.x == (thread)) p.trace[(i64)block_id() * RECORD + (field)] = (what); } while (0)
+#else
+#define NOTE(thread, field, what)
+#endif
+#define STAMP(field) NOTE(0, field, clock_now())
+#define STAMP_COPIES(field) NOTE(32 * CONSUMERS, field, clock_now())
 
 constexpr float LN2 = 0.6931471805599453f;
 constexpr u32 EMPTY = ~0u;  // no conversion gives this pattern: a NaN comes out positive
@@ -183,7 +197,9 @@ KERNEL void NAME(const __grid_constant__ Params p) {
   SHARED_BASE();
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, item = block_id();
   let_next_kernel_start();
-  STAMP(0);
+  NOTE(0, TIMER_FIRST, timer_now());
+  STAMP(START);
+  NOTE(0, MULTIPROCESSOR, multiprocessor());
   if (tid == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(sm + AT_BARRIER + 8 * i, 32 * PRODUCERS);
@@ -193,7 +209,7 @@ KERNEL void NAME(const __grid_constant__ Params p) {
   }
   __syncthreads();
   const Work w = find_work(p, item, lane);
-  STAMP(1);
+  STAMP(LENGTHS_READ);
   // Requests without keys have no block of their own: block i writes the zeros of request i.
   const bool padding = item < p.batch && request_length(p, item) == 0;
   if (warp >= CONSUMERS) {
@@ -208,7 +224,7 @@ KERNEL void NAME(const __grid_constant__ Params p) {
     wait_for_previous_kernel();
   } else {
     wait_for_previous_kernel();
-    STAMP(2);
+    STAMP(WAIT_OVER);
     if (w.request >= 0) {
       float o[4][NT][4];
 #pragma unroll
@@ -218,16 +234,18 @@ KERNEL void NAME(const __grid_constant__ Params p) {
 #pragma unroll
           for (int i = 0; i < 4; i++) o[d][t][i] = 0.f;
       consume(p, w, sm, tid, o);
-      STAMP(5);
+      STAMP(PRODUCTS_DONE);
       if (w.count == 1) write_alone(p, w, sm, tid, o);
       else {
         result_ready();
         send(p, sm, tid, item, o);
-        STAMP(6);
+        STAMP(LEFT_FOR_OTHERS);
         merge(p, w, sm, tid, item);
       }
     }
   }
   if (padding) write_padding(p, tid, item);
-  STAMP(9);
+  NOTE(0, TIMER_LAST, timer_now());
+  STAMP(WRITTEN);
+  NOTE(0, WORK, w.hi - w.lo);
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify import fused_driver
 from sglang.srt.layers.attention.verify.context import KVContext
 from sglang.srt.layers.attention.verify.fused_build import Variant
-from sglang.srt.layers.attention.verify.fused_driver import Params
+from sglang.srt.layers.attention.verify.fused_driver import Params, TracedParams
 from sglang.srt.layers.attention.verify.plan import SplitPlan
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
@@ -17,11 +19,33 @@ LOG2_E = 1.4426950408889634
 LENS_WIDE, REQUESTS_WIDE, SLOTS_WIDE, INCLUDE_NEW, HAS_TABLE, HAS_LSE = 1, 2, 4, 8, 16, 32
 
 
-def variant_of(plan: SplitPlan) -> Variant:
-    """The compile-time variant that ``plan`` was made for."""
+@dataclass(frozen=True)
+class FusedCall:
+    """One call: tensors as in ``launch.Operands``, scales as ``launch.attend`` passes them.
+
+    ``score_scale`` multiplies the scores (softmax scale times the cache's), ``value_scale`` the output. ``trace`` takes
+    time stamps, int64 [items, ``stamps.WIDTH``].
+    """
+
+    plan: SplitPlan
+    workspace: VerifyWorkspace
+    q: torch.Tensor
+    latent: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    context: KVContext
+    score_scale: float
+    value_scale: float
+    trace: torch.Tensor | None = None
+
+
+def variant_of(call: FusedCall) -> Variant:
+    """The compile-time variant that the plan of ``call`` was made for."""
+    plan = call.plan
     r = plan.request
     fp8 = r.kv_dtype.itemsize == 1
-    return Variant(plan.tile.block_r // 8, r.q_dtype == torch.float16, fp8, plan.tile.num_stages)
+    half = r.q_dtype == torch.float16
+    return Variant(plan.tile.block_r // 8, half, fp8, plan.tile.num_stages, call.trace is not None)
 
 
 def _wide(tensor: torch.Tensor | None) -> bool:
@@ -38,18 +62,9 @@ def _aligned(tensor: torch.Tensor, strides: int) -> bool:
     return tensor.data_ptr() % 16 == 0 and all(tensor.stride(i) * size % 16 == 0 for i in range(strides))
 
 
-def parameters(
-    plan: SplitPlan,
-    workspace: VerifyWorkspace,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    context: KVContext,
-    score_scale: float,
-    value_scale: float,
-) -> Params:
-    """Arguments of one launch; every tensor must outlive it. Scales as ``launch.attend`` passes them."""
+def parameters(call: FusedCall) -> Params:
+    """Arguments of one launch; every tensor must outlive it."""
+    plan, context = call.plan, call.context
     r = plan.request
     table = context.req_to_token
     slots = table if table is not None else context.kv_indices
@@ -59,25 +74,25 @@ def parameters(
         | SLOTS_WIDE * _wide(slots)
         | INCLUDE_NEW * context.lens_include_new
         | HAS_TABLE * (table is not None)
-        | HAS_LSE * (lse is not None)
+        | HAS_LSE * (call.lse is not None)
     )
-    return Params(
-        q.data_ptr(),
-        latent.data_ptr(),
-        out.data_ptr(),
-        _address(lse),
-        workspace.packets.data_ptr(),
-        workspace.headers.data_ptr(),
+    common = (
+        call.q.data_ptr(),
+        call.latent.data_ptr(),
+        call.out.data_ptr(),
+        _address(call.lse),
+        call.workspace.packets.data_ptr(),
+        call.workspace.headers.data_ptr(),
         context.seq_lens.data_ptr(),
         _address(context.req_pool_indices),
         _address(slots),
         _address(context.kv_indptr),
         0 if table is None else table.stride(0),
-        q.stride(0) * q.element_size(),
-        q.stride(1) * q.element_size(),
-        latent.stride(0) * latent.element_size(),
-        score_scale * LOG2_E,
-        value_scale,
+        call.q.stride(0) * call.q.element_size(),
+        call.q.stride(1) * call.q.element_size(),
+        call.latent.stride(0) * call.latent.element_size(),
+        call.score_scale * LOG2_E,
+        call.value_scale,
         r.batch,
         plan.target,
         plan.splits.min_keys,
@@ -86,28 +101,21 @@ def parameters(
         flags,
         plan.items + r.tokens * r.q_heads,
     )
+    if call.trace is None:
+        return Params(*common)
+    return TracedParams(*common, call.trace.data_ptr())
 
 
-def attend_fused(
-    plan: SplitPlan,
-    workspace: VerifyWorkspace,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    context: KVContext,
-    score_scale: float,
-    value_scale: float,
-) -> None:
+def attend_fused(call: FusedCall) -> None:
     """Launch on the current stream. Raises ValueError when cache or output rows are not 16-byte aligned."""
-    if not _aligned(latent, 1) or out.data_ptr() % 16:
+    if not _aligned(call.latent, 1) or call.out.data_ptr() % 16:
         raise ValueError("cache rows and the output must start at multiples of 16 bytes")
-    if context.kv_indptr is not None and context.kv_indptr.dtype != torch.int32:
-        raise ValueError(f"kv_indptr is {context.kv_indptr.dtype}, needs int32")
-    if not _aligned(q, 2):
+    indptr = call.context.kv_indptr
+    if indptr is not None and indptr.dtype != torch.int32:
+        raise ValueError(f"kv_indptr is {indptr.dtype}, needs int32")
+    if not _aligned(call.q, 2):
         fallbacks.record(fused_driver.PATH, "queries not aligned to 16 bytes are copied first")
-        q = q.clone(memory_format=torch.contiguous_format)
-    kernel = fused_driver.load(variant_of(plan), q.device)
-    stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
-    params = parameters(plan, workspace, q, latent, out, lse, context, score_scale, value_scale)
-    kernel.launch(params, plan.items, stream)
+        call = replace(call, q=call.q.clone(memory_format=torch.contiguous_format))
+    kernel = fused_driver.load(variant_of(call), call.q.device)
+    stream = torch.cuda.current_stream(call.q.device).cuda_stream if call.q.is_cuda else 0
+    kernel.launch(parameters(call), call.plan.items, stream)

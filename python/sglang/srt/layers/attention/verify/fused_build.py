@@ -35,12 +35,13 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Variant:
-    """Compile-time choices of ``fused.cu``: row tiles of 8, fp16 instead of bf16, fp8 cache, ring depth."""
+    """Compile-time choices of ``fused.cu``: row tiles of 8, fp16 instead of bf16, fp8 cache, ring depth, time stamps."""
 
     row_tiles: int
     half: bool
     fp8: bool
     stages: int
+    traced: bool = False
 
     def options(self, arch: str) -> tuple[str, ...]:
         """Options of the run-time compiler for ``arch`` ("sm_90a")."""
@@ -51,6 +52,7 @@ class Variant:
             f"-DHALF={int(self.half)}",
             f"-DFP8={int(self.fp8)}",
             f"-DSTAGES={self.stages}",
+            *(("-DTRACE",) if self.traced else ()),
         )
 
     def shared_bytes(self) -> int:

@@ -144,5 +144,10 @@ DEVICE void packet_put(u32* a, uint4 x) {
 }
 DEVICE u32 word_get(const u32* a) { u32 x; asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(a) : "memory"); return x; }
 DEVICE void word_put(u32* a, u32 x) { asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(a), "r"(x) : "memory"); }
+#ifdef TRACE
+DEVICE i64 clock_now() { i64 x; asm volatile("mov.u64 %0, %clock64;" : "=l"(x)::"memory"); return x; }
+DEVICE i64 timer_now() { i64 x; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x)::"memory"); return x; }
+DEVICE i64 multiprocessor() { u32 x; asm("mov.u32 %0, %smid;" : "=r"(x)); return x; }
+#endif
 DEVICE void give_up() { asm volatile("trap;"); }
 #endif

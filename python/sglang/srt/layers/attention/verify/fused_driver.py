@@ -36,6 +36,12 @@ class Params(ctypes.Structure):
     )
 
 
+class TracedParams(Params):
+    """Arguments of a kernel built to leave time stamps."""
+
+    _fields_ = (("trace", ctypes.c_void_p),)
+
+
 class _Attribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
 

@@ -184,14 +184,13 @@ DEVICE void merge(const Params& p, const Work& w, u32 sm, int tid, int item) {
           if (b0 + i * groups < w.count) packet_put(from + (b0 + i * groups) * step, uint4{EMPTY, EMPTY, EMPTY, EMPTY});
       }
       if (base == s.begin && b0 == group) {
-        STAMP(7);
         await_weights();
+        STAMP(OTHERS_THERE);
       }
 #pragma unroll
       for (int i = 0; i < BATCH; i++)
         if (active && b0 + i * groups < w.count) add_packet(sum, x[i], shared_f32(at + (b0 + i * groups) * 4));
     }
-    STAMP(8);
     if (groups > 1) {
       if (active) {
         shared_put_f32x4(sums + tid * 32, sum[0], sum[1], sum[2], sum[3]);

@@ -12,6 +12,7 @@ DEVICE void produce(const Params& p, const Work& w, u32 sm, int warp, int lane) 
   int stage = 0;
   u32 parity = 1;
   int slot = lane < MINE && w.lo + row0 + lane < w.hi ? read_index(p.slots, w.pool + w.lo + row0 + lane, p.flags & SLOTS_WIDE) : 0;
+  if (slot >= 0) STAMP_COPIES(SLOTS_READ);
   for (int at = w.lo; at < w.hi; at += KEYS) {
     const int n = w.hi - at < KEYS ? w.hi - at : KEYS;
     const u32 tile = sm + stage * STAGE_BYTES;
@@ -34,6 +35,8 @@ DEVICE void produce(const Params& p, const Work& w, u32 sm, int warp, int lane) 
         copy16(tile + (row0 + row) * PITCH + (chunk - row * CHUNKS) * 16, p.latent + from * p.stride_slot + (chunk - row * CHUNKS) * 16);
     }
     barrier_arrive_after_copies(full + 8 * stage);
+    if (at == w.lo) STAMP_COPIES(FIRST_COPIES_SENT);
+    STAMP_COPIES(LAST_COPIES_SENT);
     const int next = at + KEYS + row0 + lane;
     slot = lane < MINE && next < w.hi ? read_index(p.slots, w.pool + next, p.flags & SLOTS_WIDE) : 0;
     if (++stage == STAGES) {
@@ -278,7 +281,7 @@ DEVICE void consume(const Params& p, const Work& w, u32 sm, int tid, float (&o)[
     u32 q[QUARTER][NT][2];
     float scale = p.score_scale;
     load_queries(p, w, sm, warp, lane, q, scale);
-    STAMP(3);
+    STAMP(INPUTS_THERE);
     const int causal = w.length - p.tokens + row / p.heads + 1;
     const int limit = row < rows && causal < w.hi ? causal : w.hi;
     int stage = 0;
@@ -299,8 +302,8 @@ DEVICE void consume(const Params& p, const Work& w, u32 sm, int tid, float (&o)[
           }
         }
       }
-      if (at == w.lo) STAMP(4);
-      if (at + TILE >= w.hi) STAMP(10);
+      if (at == w.lo) STAMP(FIRST_KEYS_THERE);
+      STAMP(LAST_KEYS_THERE);
       if (GROUP > 1 && n > KEYS) first_product<GROUP>(tile, sm, warp, lane, q);
       else first_product<1>(tile, sm, warp, lane, q);
       consumers_sync();

@@ -1,5 +1,4 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: SIM102, SIM108
 """Stage one for absorbed MLA on Hopper, in Gluon: the same function as ``split.split_kernel``, explicit schedule.
 
 Four producer warps copy tiles of 64 keys into a ring, the consumer warps multiply. The split of roles is what
@@ -13,7 +12,8 @@ e4m3) before it multiplies; queries are scaled into fp16 range by a power of two
 
 from __future__ import annotations
 
-from sglang.srt.layers.attention.verify.schedule import locate_work
+from sglang.srt.layers.attention.verify import stamps
+from sglang.srt.layers.attention.verify.hopper_copy import PRODUCER_WARPS, copy_rows, find_work, produce
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -25,121 +25,46 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra import cuda
 
-PRODUCER_WARPS = gl.constexpr(4)
 PRODUCER_REGISTERS = gl.constexpr(88)
-
-
-@gluon.jit
-def _copy_rows(main, extra, base_main, base_extra, ok_main, ok_extra, lm: gl.constexpr, le: gl.constexpr):
-    """Start copying rows of 512 + 64 elements; rows that are not ok become zero."""
-    dm = gl.arange(0, 512, layout=gl.SliceLayout(0, lm))
-    de = gl.arange(0, 64, layout=gl.SliceLayout(0, le))
-    async_copy.async_copy_global_to_shared(main, base_main[:, None] + dm[None, :], mask=ok_main[:, None])
-    async_copy.async_copy_global_to_shared(
-        extra, base_extra[:, None] + (512 + de)[None, :], mask=ok_extra[:, None]
-    )
-
-
-@gluon.jit
-def _find_work(
-    seq_lens, req_pool_indices, batch, target,
-    BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
-    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
-):  # fmt: skip
-    """(request, pool index, item count, length, first key, end) of this program's work, if any."""
-    work = gl.program_id(0)
-    lanes = gl.arange(0, BATCH_LANES, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    b, pool_index, first, count, length, chunk = locate_work(
-        lanes, work, seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
-    )  # fmt: skip
-    lo = (work - first) * chunk
-    return b, pool_index, count, length, lo, gl.minimum(length, lo + chunk)
-
-
-@gluon.jit
-def _produce(
-    latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
-    ring_main, ring_extra, full, empty,
-    STAGES: gl.constexpr, CHAIN: gl.constexpr,
-    BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
-    GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
-):  # fmt: skip
-    """Producer partition: keys [lo, hi) tile by tile into the ring; slots are read one tile ahead."""
-    WIDTH: gl.constexpr = 128 // latent.dtype.element_ty.primitive_bitwidth
-    LM: gl.constexpr = gl.BlockedLayout([1, WIDTH], [1, 32], [PRODUCER_WARPS, 1], [1, 0])
-    LE: gl.constexpr = gl.BlockedLayout([1, WIDTH], [WIDTH // 2, 64 // WIDTH], [PRODUCER_WARPS, 1], [1, 0])
-    N: gl.constexpr = 64
-    b, pool_index, _, length, lo, hi = _find_work(
-        seq_lens, req_pool_indices, batch, target,
-        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
-    )  # fmt: skip
-    if lo < hi:
-        if HAS_TABLE:
-            slots = table + pool_index.to(gl.int64) * stride_table
-        else:
-            slots = table + gl.load(indptr + b)
-        nm = gl.arange(0, N, layout=gl.SliceLayout(1, LM))
-        ne = gl.arange(0, N, layout=gl.SliceLayout(1, LE))
-        slot_m = gl.load(slots + lo + nm, mask=lo + nm < hi, other=0)
-        slot_e = gl.load(slots + lo + ne, mask=lo + ne < hi, other=0)
-        stage = 0
-        phase = 1
-        for start in range(lo, hi, N):
-            base_m = latent + slot_m.to(gl.int64) * stride_slot
-            base_e = latent + slot_e.to(gl.int64) * stride_slot
-            mbarrier.wait(empty.index(stage), phase)
-            # Lengths, slots and older rows are older than the kernel before this one; the new rows may be its output.
-            if CHAIN:
-                if start + N > length - TOKENS:
-                    cuda.gdc_wait()
-            _copy_rows(
-                ring_main.index(stage), ring_extra.index(stage), base_m, base_e,
-                start + nm < hi, start + ne < hi, LM, LE,
-            )  # fmt: skip
-            async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
-            ahead = start + N
-            slot_m = gl.load(slots + ahead + nm, mask=ahead + nm < hi, other=0)
-            slot_e = gl.load(slots + ahead + ne, mask=ahead + ne < hi, other=0)
-            stage += 1
-            phase = gl.where(stage == STAGES, phase ^ 1, phase)
-            stage = gl.where(stage == STAGES, 0, stage)
-        async_copy.wait_group(0)
 
 
 @gluon.jit
 def _consume(
     q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
     stride_q_token, stride_q_head, score_scale, value_scale,
-    ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
-    HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr,
+    ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty, trace,
+    HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr, LSE_ITEMS: gl.constexpr,
     FP8: gl.constexpr, STAGES: gl.constexpr, CHAIN: gl.constexpr,
     BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
     GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
 ):  # fmt: skip
     """Consumer partition: both products of every tile, online softmax, result of the split."""
-    b, _, count, length, lo, hi = _find_work(
+    b, _, count, length, lo, hi = find_work(
         seq_lens, req_pool_indices, batch, target,
         BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     # Every program waits, also one without work: the end of this grid stands for the end of those before it.
     if CHAIN:
         cuda.gdc_wait()
+    if trace is not None:
+        stamps.stamp(trace, stamps.WAIT_OVER)
     if lo < hi:
         _consume_split(
             q, out, lse, partial, partial_lse, b, count, length, lo, hi,
             stride_q_token, stride_q_head, score_scale, value_scale,
-            ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
-            HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, TOKENS,
+            ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty, trace,
+            HEADS, BLOCK_R, HAS_LSE, LSE_ITEMS, FP8, STAGES, TOKENS,
         )  # fmt: skip
+    if trace is not None:
+        stamps.stamp_end(trace, gl.maximum(hi - lo, 0))
 
 
 @gluon.jit
 def _consume_split(
     q, out, lse, partial, partial_lse, b, count, length, lo, hi,
     stride_q_token, stride_q_head, score_scale, value_scale,
-    ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
-    HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr,
+    ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty, trace,
+    HEADS: gl.constexpr, BLOCK_R: gl.constexpr, HAS_LSE: gl.constexpr, LSE_ITEMS: gl.constexpr,
     FP8: gl.constexpr, STAGES: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
     """Keys [lo, hi) of request ``b`` for this program's rows."""
@@ -174,11 +99,13 @@ def _consume_split(
         qe.store((xe / gl.convert_layout(power, gl.SliceLayout(1, LE))[:, None]).to(TILE))
         scale = gl.convert_layout(power, gl.SliceLayout(0, LS)) * (score_scale * LOG2E)
     else:
-        _copy_rows(qm, qe, q_m, q_e, rm < ROWS, re < ROWS, LM, LE)
+        copy_rows(qm, qe, q_m, q_e, rm < ROWS, re < ROWS, LM, LE)
         async_copy.commit_group()
         async_copy.wait_group(0)
         scale = gl.full([BLOCK_R], score_scale * LOG2E, gl.float32, gl.SliceLayout(0, LS))
 
+    if trace is not None:
+        stamps.stamp(trace, stamps.INPUTS_THERE)
     n = gl.arange(0, N, layout=gl.SliceLayout(1, LS))
     limit = gl.minimum(hi, length - TOKENS + row // HEADS + 1)
     m = gl.full([BLOCK_R], -1.0e30, gl.float32, gl.SliceLayout(0, LS))
@@ -189,6 +116,10 @@ def _consume_split(
     phase = 0
     for start in range(lo, hi, N):
         mbarrier.wait(full.index(stage), phase)
+        if trace is not None:
+            if start == lo:
+                stamps.stamp(trace, stamps.FIRST_KEYS_THERE)
+            stamps.stamp(trace, stamps.LAST_KEYS_THERE)
         if FP8:
             # Eight elements a thread: its fp16 then is one 16-byte store, and a warp's stores meet no bank twice.
             raw_m = ring_main.index(stage).load(LM)
@@ -227,6 +158,8 @@ def _consume_split(
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
 
+    if trace is not None:
+        stamps.stamp(trace, stamps.PRODUCTS_DONE)
     norm = gl.sum(total, 0)
     scale_out = gl.where(norm > 0, (value_scale if count == 1 else 1.0) / norm, 0.0)
     result = acc * gl.convert_layout(scale_out, gl.SliceLayout(0, LO))[None, :]
@@ -254,7 +187,10 @@ def _consume_split(
             half.load(LM),
             mask=(rm < ROWS)[:, None],
         )
-        gl.store(partial_lse + at + row, log_sum, mask=row < ROWS)
+        if LSE_ITEMS:
+            gl.store(partial_lse + row * LSE_ITEMS + gl.program_id(0), log_sum, mask=row < ROWS)
+        else:
+            gl.store(partial_lse + at + row, log_sum, mask=row < ROWS)
 
 
 @gluon.jit
@@ -277,6 +213,7 @@ def mla_split_kernel(
     value_scale,
     batch,
     target,
+    trace,
     TOKENS: gl.constexpr,
     HEADS: gl.constexpr,
     BLOCK_R: gl.constexpr,
@@ -290,12 +227,20 @@ def mla_split_kernel(
     MIN_KEYS: gl.constexpr,
     EARLY_MERGE: gl.constexpr,
     CHAIN: gl.constexpr,
+    LEAD_CONSUMERS: gl.constexpr,
+    LEAD_CONSUMER_REGISTERS: gl.constexpr,
+    SLOT_POLICY: gl.constexpr,
+    LSE_ITEMS: gl.constexpr,
 ):
     """Grid (work items, row blocks). Arguments as in ``split.split_kernel``; STAGES is the depth of the ring.
 
     ``partial`` and ``out`` have 2-byte elements; partial results do not carry ``value_scale`` yet. CHAIN: this
-    kernel is itself launched with programmatic dependence on whatever runs before it.
+    kernel is itself launched with programmatic dependence on whatever runs before it. LEAD_CONSUMERS (their warps
+    and registers, where producers are the warps that the kernel starts with), SLOT_POLICY and LSE_ITEMS: see
+    ``table.Trial``. ``trace`` is None or takes time stamps (``stamps``).
     """
+    if trace is not None:
+        stamps.stamp_start(trace)
     if EARLY_MERGE:
         cuda.gdc_launch_dependents()
     N: gl.constexpr = 64
@@ -321,27 +266,53 @@ def mla_split_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=32 * PRODUCER_WARPS)
         mbarrier.init(empty.index(i), count=1)
-    gl.warp_specialize(
-        [
-            (
-                _consume,
+    if LEAD_CONSUMERS == 0:
+        gl.warp_specialize(
+            [
                 (
-                    q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
-                    stride_q_token, stride_q_head, score_scale, value_scale,
-                    ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty,
-                    HEADS, BLOCK_R, HAS_LSE, FP8, STAGES, CHAIN,
-                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
+                    _consume,
+                    (
+                        q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
+                        stride_q_token, stride_q_head, score_scale, value_scale,
+                        ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty, trace,
+                        HEADS, BLOCK_R, HAS_LSE, LSE_ITEMS, FP8, STAGES, CHAIN,
+                        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
+                    ),
                 ),
-            ),
-            (
-                _produce,
                 (
-                    latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
-                    ring_main, ring_extra, full, empty, STAGES, CHAIN,
-                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
+                    produce,
+                    (
+                        latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
+                        ring_main, ring_extra, full, empty, trace, STAGES, CHAIN, SLOT_POLICY,
+                        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
+                    ),
                 ),
-            ),
-        ],
-        [PRODUCER_WARPS],
-        [PRODUCER_REGISTERS],
-    )  # fmt: skip
+            ],
+            [PRODUCER_WARPS],
+            [PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    produce,
+                    (
+                        latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
+                        ring_main, ring_extra, full, empty, trace, STAGES, CHAIN, SLOT_POLICY,
+                        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
+                    ),
+                ),
+                (
+                    _consume,
+                    (
+                        q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
+                        stride_q_token, stride_q_head, score_scale, value_scale,
+                        ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty, trace,
+                        HEADS, BLOCK_R, HAS_LSE, LSE_ITEMS, FP8, STAGES, CHAIN,
+                        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
+                    ),
+                ),
+            ],
+            [LEAD_CONSUMERS],
+            [LEAD_CONSUMER_REGISTERS],
+        )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton
 from sglang.srt.layers.attention.verify.context import KVContext
-from sglang.srt.layers.attention.verify.fused import attend_fused
+from sglang.srt.layers.attention.verify.fused import FusedCall, attend_fused
 from sglang.srt.layers.attention.verify.merge import merge_kernel
 from sglang.srt.layers.attention.verify.plain import attend_plain
 from sglang.srt.layers.attention.verify.plan import SplitPlan
@@ -18,22 +18,27 @@ from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 @dataclass(frozen=True)
 class Operands:
-    """Tensors of one call: q [rows, heads, qk dim], k and v [slots, kv heads, dim], out [rows, heads, v dim]."""
+    """Tensors of one call: q [rows, heads, qk dim], k and v [slots, kv heads, dim], out [rows, heads, v dim].
+
+    ``trace``: two tensors that take the time stamps of split and merge (``stamps``; only kernels for a device have them).
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     out: torch.Tensor
     lse: torch.Tensor | None
+    trace: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """What a call adds to its plan at compile time: how lengths count, how keys are addressed, LSE or not."""
+    """What a call adds to its plan at compile time: how lengths count, how keys are addressed, LSE or not, stamps or not."""
 
     lens_include_new: bool
     has_table: bool
     has_lse: bool
+    traced: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,9 @@ class Launch:
     constants: dict[str, Any]
     options: dict[str, Any]
 
-    def run(self, *args: Any) -> None:
-        """Launch on the current stream."""
-        self.kernel[self.grid](*args, **self.constants, **self.options)
+    def run(self, *args: Any, **more: Any) -> None:
+        """Launch on the current stream; ``more`` are arguments that not every launch has."""
+        self.kernel[self.grid](*args, **more, **self.constants, **self.options)
 
 
 def batch_lanes(batch: int) -> int:
@@ -72,6 +77,28 @@ def _schedule(plan: SplitPlan, form: CallForm) -> dict[str, Any]:
     }
 
 
+def _untraced(form: CallForm) -> dict[str, Any]:
+    """An ordinary launch has no argument ``trace``: None is a constant to the compiler."""
+    return {} if form.traced else {"trace": None}
+
+
+def _lse_items(plan: SplitPlan) -> int:
+    """Distance between the log-sum-exps of two rows where they are kept by row, else 0."""
+    if not plan.trial.lse_by_row:
+        return 0
+    _expect(plan.tile.kernel == "hopper", f"{plan.tile} keeps log-sum-exps by split")
+    return plan.items
+
+
+def _lead(plan: SplitPlan) -> dict[str, int]:
+    """Warps and registers of the consumers where producers lead: what ``hopper.PRODUCER_REGISTERS`` leaves them."""
+    if not plan.trial.lead_producers:
+        return {"LEAD_CONSUMERS": 0, "LEAD_CONSUMER_REGISTERS": 0}
+    tile = plan.tile
+    _expect(tile.num_warps == 4 and tile.max_registers > 0, f"producers cannot lead {tile}")
+    return {"LEAD_CONSUMERS": 4, "LEAD_CONSUMER_REGISTERS": 2 * tile.max_registers - 88}
+
+
 def split_launch(plan: SplitPlan, form: CallForm) -> Launch:
     """Stage one of ``plan``."""
     r, tile = plan.request, plan.tile
@@ -84,8 +111,11 @@ def split_launch(plan: SplitPlan, form: CallForm) -> Launch:
             "FP8": r.kv_dtype.itemsize == 1,
             "STAGES": tile.num_stages,
             "CHAIN": plan.early_split,
-        }
-        options: dict[str, Any] = {"num_warps": tile.num_warps}
+            "SLOT_POLICY": "evict_last" if plan.trial.slots_stay else "",
+            "LSE_ITEMS": _lse_items(plan),
+            **_lead(plan),
+        } | _untraced(form)
+        options: dict[str, Any] = {"num_warps": 4 if plan.trial.lead_producers else tile.num_warps}
         if tile.max_registers:
             options["maxnreg"] = tile.max_registers
         if plan.early_split:
@@ -117,11 +147,14 @@ def merge_launch(plan: SplitPlan, form: CallForm) -> Launch:
     """Stage two of ``plan``."""
     r, merge = plan.request, plan.merge
     kernel = merge_kernel
+    device: dict[str, Any] = {}
     if r.capability != (0, 0):
         from sglang.srt.layers.attention.verify.merge_gpu import merge_gpu_kernel
 
         kernel = merge_gpu_kernel
-    constants = {
+        lanes = triton.next_power_of_2(merge.rounds * merge.block_s)
+        device = {"LANES": lanes, "LSE_ITEMS": _lse_items(plan)} | _untraced(form)
+    constants = device | {
         "Q_HEADS": r.q_heads,
         "DIM": r.v_dim,
         "BLOCK_D": merge.block_d,
@@ -205,7 +238,10 @@ def attend(
         attend_plain(x.q, x.k, x.v, x.out, context, plan, sm_scale, k_scale, v_scale, logit_cap, x.lse)
         return
     if plan.tile.kernel == "fused":
-        attend_fused(plan, workspace, x.q, x.k, x.out, x.lse, context, sm_scale * k_scale, v_scale)
+        stamps = x.trace[0] if x.trace is not None else None
+        attend_fused(
+            FusedCall(plan, workspace, x.q, x.k, x.out, x.lse, context, sm_scale * k_scale, v_scale, stamps)
+        )
         return
 
     table = context.req_to_token if context.req_to_token is not None else context.kv_indices
@@ -215,7 +251,10 @@ def attend(
     indptr = context.kv_indptr if context.kv_indptr is not None else unused
     lse = x.lse if x.lse is not None else workspace.lse
     stride_table = context.req_to_token.stride(0) if context.req_to_token is not None else 0
-    form = CallForm(context.lens_include_new, context.req_to_token is not None, x.lse is not None)
+    traced = [{"trace": t} for t in x.trace] if x.trace is not None else [{}, {}]
+    form = CallForm(
+        context.lens_include_new, context.req_to_token is not None, x.lse is not None, x.trace is not None
+    )
     partial = workspace.partial_of(plan)
     split = split_launch(plan, form)
     common = (
@@ -232,7 +271,7 @@ def attend(
     )
     strides = (stride_table, x.q.stride(0), x.q.stride(1), x.k.stride(0))
     if plan.tile.kernel == "hopper":
-        split.run(*common, *strides, sm_scale * k_scale, v_scale, r.batch, plan.target)
+        split.run(*common, *strides, sm_scale * k_scale, v_scale, r.batch, plan.target, **traced[0])
     else:
         mask = context.tree_mask
         split.run(
@@ -251,5 +290,14 @@ def attend(
             plan.target,
         )
     merge_launch(plan, form).run(
-        partial, workspace.lse, x.out, lse, context.seq_lens, requests, v_scale, r.batch, plan.target
+        partial,
+        workspace.lse,
+        x.out,
+        lse,
+        context.seq_lens,
+        requests,
+        v_scale,
+        r.batch,
+        plan.target,
+        **traced[1],
     )

@@ -10,6 +10,7 @@ found their work before the last split ends.
 
 from __future__ import annotations
 
+from sglang.srt.layers.attention.verify import stamps
 from sglang.srt.layers.attention.verify.schedule import locate_request
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -28,12 +29,15 @@ def merge_gpu_kernel(
     value_scale,
     batch,
     target,
+    trace,
     TOKENS: gl.constexpr,
     Q_HEADS: gl.constexpr,
     DIM: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_S: gl.constexpr,
     ROUNDS: gl.constexpr,
+    LANES: gl.constexpr,
+    LSE_ITEMS: gl.constexpr,
     BATCH_LANES: gl.constexpr,
     LENS_INCLUDE_NEW: gl.constexpr,
     HAS_TABLE: gl.constexpr,
@@ -44,8 +48,11 @@ def merge_gpu_kernel(
 ):
     """Grid (batch * tokens * heads, ceil(DIM / BLOCK_D)); see ``merge.merge_kernel``.
 
-    Takes up to ROUNDS blocks of BLOCK_S splits at once (ROUNDS a power of two), as many as the request has.
+    Takes up to ROUNDS blocks of BLOCK_S splits at once, as many as the request has. LANES is the power of two from
+    ROUNDS * BLOCK_S on. LSE_ITEMS as in ``hopper``; ``trace`` is None or takes time stamps (``stamps``).
     """
+    if trace is not None:
+        stamps.stamp_start(trace)
     # The next call's first stage may start on the multiprocessors that are free already: it touches nothing of this one's
     # before it has waited.
     if EARLY_MERGE:
@@ -68,15 +75,19 @@ def merge_gpu_kernel(
         BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
     )  # fmt: skip
     # Every program must wait, also one with nothing to do: this grid's completion stands for the split's.
+    if trace is not None:
+        stamps.stamp_after(trace, stamps.LENGTHS_READ, count)
     if EARLY_MERGE:
         cuda.gdc_wait()
+    if trace is not None:
+        stamps.stamp(trace, stamps.WAIT_OVER)
     if count == 1:
         return
     values = gl.allocate_shared_memory(VALUE, [ROUNDS, BLOCK_S, BLOCK_D], FLAT)
-    weights = gl.allocate_shared_memory(gl.float32, [ROUNDS, BLOCK_S], LINE)
+    weights = gl.allocate_shared_memory(gl.float32, [LANES // BLOCK_S, BLOCK_S], LINE)
     d = gl.program_id(1) * BLOCK_D + gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, LV))
     sv = gl.arange(0, BLOCK_S, layout=gl.SliceLayout(1, LV))
-    s1 = gl.arange(0, SPLITS, layout=L1)
+    s1 = gl.arange(0, LANES, layout=L1)
     item = first * ROWS + row % ROWS
     acc = gl.zeros([BLOCK_S, BLOCK_D], gl.float32, LV)
     norm = 0.0
@@ -90,18 +101,25 @@ def merge_gpu_kernel(
                 values.index(i), source, mask=(split < count)[:, None] & (d < DIM)[None, :]
             )
         async_copy.commit_group()
-        log_sum = gl.load(
-            partial_lse + item + (start + s1) * ROWS, mask=start + s1 < count, other=float("-inf")
-        )
+        live = start + s1 < count
+        if LANES > SPLITS:
+            live = live & (s1 < SPLITS)
+        if LSE_ITEMS:
+            sums = partial_lse + row % ROWS * LSE_ITEMS + first + start + s1
+        else:
+            sums = partial_lse + item + (start + s1) * ROWS
+        log_sum = gl.load(sums, mask=live, other=float("-inf"))
         m_new = gl.maximum(m, gl.max(log_sum, 0))
         alpha = gl.exp2(m - m_new)
         weight = gl.exp2(log_sum - m_new)
-        weights._reinterpret(gl.float32, [SPLITS], LINE).store(weight)
+        weights._reinterpret(gl.float32, [LANES], LINE).store(weight)
         norm = norm * alpha + gl.sum(weight, 0)
         m = m_new
         acc = acc * alpha
         async_copy.wait_group(0)
         gl.thread_barrier()
+        if trace is not None:
+            stamps.stamp(trace, stamps.INPUTS_THERE)
         for i in range(0, rounds):
             spread = weights.index(i).load(gl.SliceLayout(1, LV))
             acc += spread[:, None] * values.index(i).load(LV).to(gl.float32)
@@ -111,3 +129,5 @@ def merge_gpu_kernel(
     if HAS_LSE:
         if gl.program_id(1) == 0:
             gl.store(lse + row, gl.where(norm > 0, (m + gl.log2(norm)) * LN2, float("-inf")))
+    if trace is not None:
+        stamps.stamp_end(trace, count)

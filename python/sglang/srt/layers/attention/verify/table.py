@@ -57,6 +57,24 @@ class Merge:
     num_warps: int
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What has been written and compiled but not been shown to be faster on a device; nothing of it is on by default.
+
+    ``lead_producers``: the warps that a split starts with are those that copy keys, which need no dispatch then.
+    ``slots_stay``: slot indices are kept in L2 against the keys streaming past (at 64k and more they would be read from
+    memory by every layer). ``lse_by_row``: the log-sum-exps of one row lie side by side, so that a merge program reads
+    17 sectors at batch 1 and not 132. ``hopper`` and ``merge_gpu`` implement them.
+    """
+
+    lead_producers: bool = False
+    slots_stay: bool = False
+    lse_by_row: bool = False
+
+
+AS_MEASURED = Trial()
+
+
 def _row_block(rows: int, largest: int) -> int:
     """Smallest power of two from 16 that holds ``rows``, at most ``largest``."""
     block = 16
