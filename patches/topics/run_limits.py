@@ -13,7 +13,10 @@ TOPIC = Topic(
     upstream="https://github.com/sgl-project/sglang/pull/26972",
     retire_when="upstream sizes the row by get_alloc_reserve_per_decode for every page size",
     detect="with the topic off and page size 1, a row holds twice a verify's width beyond the context",
-    overlay=("sglang/srt/speculative/semantics/limits_hooks.py",),
+    overlay=(
+        "sglang/srt/speculative/semantics/limits_hooks.py",
+        "sglang/srt/speculative/semantics/request_fields.py",
+    ),
     edits=(
         Around(
             file="sglang/srt/mem_cache/allocation_sizing.py",

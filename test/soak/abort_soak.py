@@ -5,7 +5,7 @@
 Starts an EAGLE-3 server on the CPU with the shipped model and keeps ``--clients`` requests on it. A client reads its
 answer to the end, or drops the connection after some pieces, or has its request aborted by id. Answers that were
 read to the end must be what the same request said undisturbed before: a wrong neighbour shows there. At the end the
-server must be idle within 5 s and own every KV slot again. Prints one JSON line; the exit status says if all held.
+server must be idle within 5 s, own every KV slot again, and consist of the same living processes. Prints one JSON line; the exit status says if all held.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def soak(server: Asked, *, seconds: float, clients: int, seed: int = 1) -> dict[
     """Run the clients for ``seconds`` and look at what stays; the report's ``held`` is the verdict."""
     server.flush_cache()
     before = server.load()
+    processes = server.processes()
     run = Soak(server, seed)
     until = time.monotonic() + seconds
     threads = [threading.Thread(target=run.client, args=(n, until), daemon=True) for n in range(clients)]
@@ -128,6 +129,7 @@ def soak(server: Asked, *, seconds: float, clients: int, seed: int = 1) -> dict[
         time.sleep(0.1)
     server.flush_cache()
     after = server.load()
+    zombies = [pid for pid, state in server.processes().items() if state == "Z"]
     return {
         "seconds": seconds,
         "clients": clients,
@@ -139,10 +141,19 @@ def soak(server: Asked, *, seconds: float, clients: int, seed: int = 1) -> dict[
         "clients_stuck": stuck,
         "idle_after_s": round(idle_after, 2),
         "left_behind": busy,
+        # Processes of the server: how many there were, how many there are, and those that have ended unnoticed.
+        "processes": [len(processes), len(server.processes())],
+        "zombies": zombies,
         "kv_before": before["num_used_tokens"],
         "kv_after": after["num_used_tokens"],
         "held": not (
-            run.wrong or run.errors or stuck or busy or after["num_used_tokens"] != before["num_used_tokens"]
+            run.wrong
+            or run.errors
+            or stuck
+            or busy
+            or zombies
+            or server.processes().keys() != processes.keys()
+            or after["num_used_tokens"] != before["num_used_tokens"]
         ),
     }
 

@@ -35,8 +35,6 @@ PROMPT_FIELDS = {
     "/api/generate": "prompt",
     "/api/chat": "messages",
 }
-# Both end a plain server by what they are (docs/semantics.md); a restart each would take up the run.
-ENDS_UPSTREAM = ("extra_key", "custom_logit_processor")
 TEXT = {"type": "string", "minLength": 1, "maxLength": 80}
 MESSAGES = {
     "type": "array",
@@ -83,7 +81,7 @@ def sharpened(root: dict[str, Any]) -> dict[str, Any]:
         fields = schema.get("properties")
         if not fields:
             continue
-        for name in [*LEFT_OUT, *ENDS_UPSTREAM]:
+        for name in LEFT_OUT:
             if name not in schema.get("required", ()):
                 fields.pop(name, None)
         for name in LENGTHS:

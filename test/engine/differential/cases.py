@@ -1,16 +1,12 @@
-"""Requests as data: what the generator may combine, and fixed requests for the public bug reports."""
+"""Requests as data: fixed ones for the public bug reports, and what all requests are made of."""
 
 from __future__ import annotations
 
 import json
-import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from . import servers
 from .servers import CONTEXT
@@ -19,7 +15,7 @@ sys.path.insert(0, str(servers.HERE))
 
 from poison import EveryOther, PoisonAt
 
-GENERATE, CHAT = "/generate", "/v1/chat/completions"
+GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
 VOCABULARY = 2560
 END = (1, 5)
 
@@ -69,172 +65,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.name}: POST {self.path} {json.dumps(self.body)}"
-
-
-def _maybe(strategy: st.SearchStrategy[Any], weight: int = 4) -> st.SearchStrategy[Any]:
-    """The feature in one of ``weight`` requests."""
-    return st.integers(0, weight - 1).flatmap(lambda n: strategy if n == 0 else st.none())
-
-
-TOKENS = st.integers(7, 600)
-SAMPLING = dict(
-    max_new_tokens=st.sampled_from([0, 1, 2, 3, 4, 5, 7, 12, 20, 33, 48]),
-    min_new_tokens=_maybe(st.integers(1, 12)),
-    stop=_maybe(
-        st.lists(
-            st.sampled_from(["a", "e ", "the", ". ", "One day", " lived in", "s", "\n", "zq"]),
-            min_size=1,
-            max_size=3,
-        )
-    ),
-    stop_token_ids=_maybe(
-        st.lists(st.sampled_from([18, 20, 265, 266, 320, 367, 445, *END]), min_size=1, max_size=3)
-    ),
-    stop_regex=_maybe(st.sampled_from([r"[A-Z][a-z]+ l", r"\d\d", r"(day|sea)"]), 12),
-    ignore_eos=_maybe(st.booleans(), 6),
-    frequency_penalty=_maybe(st.sampled_from([-0.5, 0.3, 1.1, 2.0])),
-    presence_penalty=_maybe(st.sampled_from([-0.4, 0.7, 2.0]), 5),
-    repetition_penalty=_maybe(st.sampled_from([0.8, 1.2, 1.9]), 5),
-    logit_bias=_maybe(
-        st.dictionaries(
-            st.sampled_from(["265", "320", "20", "1", "5", "445"]),
-            st.sampled_from([-100.0, -3.0, 2.5]),
-            min_size=1,
-            max_size=3,
-        ),
-        6,
-    ),
-    no_stop_trim=_maybe(st.booleans(), 8),
-    skip_special_tokens=_maybe(st.booleans(), 8),
-)
-NOISE = dict(
-    temperature=st.sampled_from([0.1, 0.7, 1.0, 2.0]),
-    sampling_seed=st.integers(0, 2**31),
-    top_p=_maybe(st.sampled_from([0.3, 0.8, 0.95]), 3),
-    # Not 1: upstream scales the log probabilities of such a request by its temperature or not, as neighbours have it.
-    top_k=_maybe(st.sampled_from([2, 3, 20]), 3),
-    min_p=_maybe(st.sampled_from([0.02, 0.3]), 4),
-)
-GRAMMAR = st.sampled_from(
-    [
-        {"regex": "(yes|no)"},
-        {"regex": "[ab]{1,5}"},
-        {"regex": "(alpha|beta|gamma)( and (alpha|beta))?"},
-        {"json_schema": json.dumps(SCHEMA)},
-        {"ebnf": 'root ::= "x" | "xy" | "xyz " root'},
-    ]
-)
-
-
-@st.composite
-def generate_case(draw: st.DrawFn, name: str) -> Case:
-    """A body for /generate from independent features."""
-    parameters: dict[str, Any] = {key: draw(values) for key, values in SAMPLING.items()}
-    parameters["temperature"] = 0
-    # A request for no token takes another way without speculation, which leaves the temperature out of logprobs.
-    if draw(st.booleans()) and parameters["max_new_tokens"]:
-        parameters |= {key: draw(values) for key, values in NOISE.items()}
-    if draw(st.integers(0, 5)) == 0:
-        parameters |= draw(GRAMMAR)
-        # A grammar that has to go on while the end is forbidden, or the reverse, has no right answer.
-        parameters["min_new_tokens"] = parameters["ignore_eos"] = parameters["logit_bias"] = None
-    if parameters["min_new_tokens"] is not None:
-        parameters["min_new_tokens"] = min(parameters["min_new_tokens"], parameters["max_new_tokens"])
-    body: dict[str, Any] = {"sampling_params": {k: v for k, v in parameters.items() if v is not None}}
-    if draw(st.integers(0, 3)) == 0:
-        length = draw(st.sampled_from([1, 2, 17, 64, CONTEXT - 20, CONTEXT - 8]))
-        body["input_ids"] = [draw(TOKENS) for _ in range(3)] * (length // 3) + [9] * (length % 3)
-        if length > CONTEXT // 2:
-            # Up to the limit: a longer wish is refused with 400 by both.
-            body["sampling_params"]["max_new_tokens"] = CONTEXT - length
-            body["sampling_params"].pop("min_new_tokens", None)
-    else:
-        body["text"] = draw(st.sampled_from(PROMPTS))
-    short = len(body.get("input_ids", [])) in (1, 2) or body.get("text") == "a"
-    if draw(st.integers(0, 2)) == 0:
-        body["return_logprob"] = True
-        body["top_logprobs_num"] = draw(st.sampled_from([0, 1, 3]))
-        # Beyond the prompt the request is refused, and how the refusal looks depends on its neighbours.
-        body["logprob_start_len"] = draw(st.sampled_from([0] if short else [-1, 0, 2]))
-        if draw(st.booleans()):
-            body["token_ids_logprob"] = [265, 20, 9]
-    if draw(st.integers(0, 7)) == 0:
-        body["return_hidden_states"] = True
-    if "regex" not in parameters and "json_schema" not in parameters and draw(st.integers(0, 7)) == 0:
-        body |= processor(EveryOther, ban=draw(st.sampled_from([1, 3])))
-        body["sampling_params"] = body["sampling_params"] | {"custom_params": body.pop("custom_params")}
-    return Case(name, GENERATE, body, stream=draw(st.integers(0, 3)) == 0)
-
-
-@st.composite
-def chat_case(draw: st.DrawFn, name: str) -> Case:
-    """A body for chat completions."""
-    body: dict[str, Any] = {
-        "messages": [{"role": "user", "content": draw(st.sampled_from(QUESTIONS))}],
-        "max_tokens": draw(st.sampled_from([1, 5, 16, 40])),
-        "temperature": 0,
-    }
-    if draw(st.booleans()):
-        body |= {"temperature": 1.0, "seed": draw(st.integers(0, 2**31))}
-    for key, values in dict(
-        stop=_maybe(st.sampled_from([["."], [" is"], ["the", "The c"]]), 3),
-        frequency_penalty=_maybe(st.sampled_from([0.5, 1.5]), 4),
-        presence_penalty=_maybe(st.sampled_from([0.5]), 4),
-        min_tokens=_maybe(st.integers(1, 5), 4),
-        logit_bias=_maybe(st.just({"5": -100.0}), 6),
-        response_format=_maybe(
-            st.just({"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}), 5
-        ),
-    ).items():
-        value = draw(values)
-        if value is not None:
-            body[key] = value
-    if "response_format" in body:
-        body.pop("min_tokens", None)
-        body.pop("logit_bias", None)
-    elif draw(st.integers(0, 3)) == 0:
-        body["tools"] = TOOLS
-        body["tool_choice"] = draw(
-            st.sampled_from(["auto", "required", {"type": "function", "function": {"name": "right"}}])
-        )
-        body.pop("min_tokens", None)
-        body.pop("logit_bias", None)
-    if draw(st.integers(0, 2)) == 0:
-        body |= {"logprobs": True, "top_logprobs": draw(st.sampled_from([0, 2]))}
-    return Case(name, CHAT, body, stream=draw(st.integers(0, 3)) == 0)
-
-
-def drawn(count: int, *, chat_share: int = 5, start: int = 20_26) -> list[Case]:
-    """``count`` cases, one in ``chat_share`` of them chat; the same ones at every call with the same seed."""
-    cases: list[Case] = []
-
-    def collect(strategy: Any, wanted: int, label: str) -> None:
-        kept: list[Case] = []
-
-        @seed(start)
-        @settings(
-            max_examples=wanted * 2 + 20,
-            phases=[Phase.generate],
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(strategy("drawn"))
-        def gather(case: Case) -> None:
-            kept.append(case)
-
-        gather()
-        # The first examples are the simplest ones; take an even sample of all.
-        step = max(1, len(kept) // wanted)
-        for number, case in enumerate(kept[::-1][::step][:wanted]):
-            cases.append(Case(f"{label} {number}", case.path, case.body, case.stream))
-
-    chats = count // chat_share
-    collect(generate_case, count - chats, "generate")
-    if chats:
-        collect(chat_case, chats, "chat")
-    random.Random(start).shuffle(cases)
-    return cases
 
 
 def greedy(

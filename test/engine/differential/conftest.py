@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from .cases import Case, drawn, reports
+from .cases import Case, reports
+from .generator import drawn
+from .nasty import nasty
 from .pair import ask, runs_seen, scripted
 from .servers import eagle_server, plain_server
+from .sessions import converse
 
 SHORT = 40
 
@@ -30,16 +33,19 @@ class Asked:
     runs: Sequence[int]
     load_before: dict[str, Any]
     load_after: dict[str, Any]
+    # The turns of a conversation: plain decoding's and EAGLE-3's.
+    turns: tuple[list[Any], list[Any]]
 
 
 @pytest.fixture(scope="session")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """Ask everything once; the tests look at different sides of the answers."""
     count = int(os.environ.get("DIFFERENTIAL_REQUESTS", SHORT))
-    cases = [*reports(), *drawn(count)]
+    cases = [*reports(), *nasty()[:: 1 if count > SHORT else 6], *drawn(count)]
     folder: Path = tmp_path_factory.mktemp("differential")
     with plain_server(folder) as server:
         plain = ask(server, cases)
+        talk = converse(server)
     script = scripted(cases, plain)
     expected = [p for p in plain if isinstance(p["body"], dict) and p["body"].get("output_ids") is not None]
     with eagle_server(folder) as server:
@@ -47,6 +53,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
         before = server.load()
         eagle = ask(server, cases)
         forced = ask(server, script)
+        turns = (talk, converse(server))
         server.flush_cache()
         after = server.load()
-    return Asked(cases, plain, eagle, script, expected, forced, runs_seen(forced), before, after)
+    return Asked(cases, plain, eagle, script, expected, forced, runs_seen(forced), before, after, turns)

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .cases import CHAT, Case
+from .cases import Case
 from .compare import differences, identities
 from .servers import Asked
+from .streams import joined, pieces_differ
 
 CLIENTS = 8
 
@@ -37,24 +38,8 @@ def _one(server: Asked, case: Case) -> Any:
     if not case.stream:
         answer = server.ask(case.path, case.body)
         return {"status": answer.status, "body": answer.body}
-    pieces = list(server.events(case.path, case.body | {"stream": True}))
-    return {"status": 200, "body": _joined_chat(pieces) if case.path == CHAT else pieces[-1]}
-
-
-def _joined_chat(pieces: list[Any]) -> dict[str, Any]:
-    """A streamed chat answer in one: text, arguments per tool call, finish reason."""
-    out: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}, "finish": None}
-    for piece in pieces:
-        for choice in piece.get("choices", []):
-            delta = choice.get("delta", {})
-            out["content"] += delta.get("content") or ""
-            out["reasoning"] += delta.get("reasoning_content") or ""
-            for call in delta.get("tool_calls") or []:
-                joined = out["calls"].setdefault(call.get("index"), {"name": "", "arguments": ""})
-                joined["name"] += call["function"].get("name") or ""
-                joined["arguments"] += call["function"].get("arguments") or ""
-            out["finish"] = choice.get("finish_reason") or out["finish"]
-    return out
+    status, pieces = server.stream(case.path, case.body)
+    return joined(case.path, status, pieces)
 
 
 def scripted(cases: Sequence[Case], answers: Sequence[Any]) -> list[Case]:
@@ -78,13 +63,25 @@ def findings(cases: Sequence[Case], expected: Sequence[Any], found: Sequence[Any
     """Cases whose answers differ where they should not, or whose own counts contradict each other."""
     out = []
     for case, left, right in zip(cases, expected, found, strict=True):
-        places = differences(_without_ids(left), _without_ids(right))
-        body = right["body"]
-        if isinstance(body, dict) and "meta_info" in body:
+        places = differences(_without_ids(_answer(left)), _without_ids(_answer(right)))
+        places += pieces_differ(left, right)
+        for body in bodies(right):
             places += identities(body["meta_info"])
         if places:
             out.append(Finding(case, places, left, right))
     return out
+
+
+def _answer(answer: Any) -> Any:
+    """The answer without the pieces in which it came: how many tokens a piece holds is the server's affair."""
+    return {key: value for key, value in answer.items() if key != "pieces"}
+
+
+def bodies(answer: Any) -> list[dict[str, Any]]:
+    """The answers of /generate in one reply: one, or those of a batch or of n."""
+    body = answer["body"]
+    each = body if isinstance(body, list) else [body]
+    return [one for one in each if isinstance(one, dict) and "meta_info" in one]
 
 
 def _without_ids(answer: Any) -> Any:
@@ -100,8 +97,8 @@ def runs_seen(answers: Sequence[Any]) -> list[int]:
     """How many verifies committed 1, 2, 3 ... tokens, over all answers that report it."""
     total: list[int] = []
     for answer in answers:
-        meta = answer["body"].get("meta_info", {}) if isinstance(answer["body"], dict) else {}
-        for place, count in enumerate(meta.get("spec_correct_drafts_histogram") or []):
-            total += [0] * (place + 1 - len(total))
-            total[place] += count
+        for body in bodies(answer):
+            for place, count in enumerate(body["meta_info"].get("spec_correct_drafts_histogram") or []):
+                total += [0] * (place + 1 - len(total))
+                total[place] += count
     return total

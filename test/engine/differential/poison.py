@@ -46,3 +46,15 @@ class Says(CustomLogitProcessor):
                 row.fill_(float("-inf"))
                 row[token] = kept
         return logits
+
+
+class Raises(CustomLogitProcessor):
+    """Raises at output length ``raise_at``, as a processor with a fault does."""
+
+    def __call__(
+        self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None
+    ) -> torch.Tensor:
+        for parameters in custom_param_list or []:
+            if parameters and len(parameters["__req__"].output_ids) == parameters["raise_at"]:
+                raise KeyError("what the client forgot")
+        return logits

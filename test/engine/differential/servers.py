@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / "benchmark"))
 
-from served import Served, speculative_flags  # noqa: E402
+from served import Served, ServerError, speculative_flags  # noqa: E402
 
 from . import overlapped_cpu  # noqa: E402
 from .forced_drafts import MARK, install  # noqa: E402
@@ -59,6 +59,14 @@ class Asked(Served):
                 return Answer(response.status, _decoded(response.read()))
         except urllib.error.HTTPError as error:
             return Answer(error.code, _decoded(error.read()))
+
+    def stream(self, path: str, body: Any) -> tuple[int, list[Any]]:
+        """Status and events of a streamed answer; a refusal's body is its one event."""
+        try:
+            return 200, list(self.events(path, body | {"stream": True}, REQUEST_LIMIT_S))
+        except ServerError:
+            refused = self.ask(path, body | {"stream": True})
+            return refused.status, [refused.body]
 
     def url(self, path: str) -> str:
         """Absolute address of a path."""

@@ -11,6 +11,7 @@ import pytest
 
 from .cases import reports
 from .conftest import Asked
+from .features import endings
 from .pair import Finding, findings
 
 pytestmark = pytest.mark.server
@@ -53,6 +54,18 @@ def test_only_poisoned_requests_are_server_errors(asked: Asked) -> None:
                 assert answer["status"] == 500 and "NaN or infinite" in answer["body"]["message"], answer
             else:
                 assert answer["status"] < 500, (str(case), answer)
+
+
+def test_ends_of_every_kind_occurred(asked: Asked) -> None:
+    """Without this, equality might rest on answers that all end by their length."""
+    found = endings(asked.eagle)
+    print("endings:", dict(found), "runs:", list(asked.runs))
+    assert min(found[kind] for kind in ("length", "stop on a token", "stop on a text")) >= 10, found
+
+
+def test_sessions_go_on_behind_the_end_of_a_run(asked: Asked) -> None:
+    plain, eagle = asked.turns
+    assert eagle == plain
 
 
 def test_kv_returned(asked: Asked) -> None:

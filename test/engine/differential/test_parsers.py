@@ -174,9 +174,9 @@ def got(case: Case, answer: Any) -> tuple[list[tuple[str, Any]], str, str]:
     """Calls, content and reasoning of an answer, streamed or not."""
     assert answer["status"] == 200, answer
     if case.stream:
-        joined = answer["body"]
-        calls = [(each["name"], json.loads(each["arguments"])) for _, each in sorted(joined["calls"].items())]
-        return calls, joined["content"], joined["reasoning"]
+        whole = answer["body"]["choices"][0]
+        calls = [(each["name"], json.loads(each["arguments"])) for _, each in sorted(whole["calls"].items())]
+        return calls, whole["content"], whole["reasoning"]
     message = answer["body"]["choices"][0]["message"]
     calls = [
         (each["function"]["name"], json.loads(each["function"]["arguments"]))

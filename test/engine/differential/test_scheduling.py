@@ -138,6 +138,69 @@ def test_abort_by_id_leaves_the_neighbour_alone(server: Server) -> None:
     assert_idle(server)
 
 
+STATEFUL: tuple[dict[str, Any], ...] = (
+    {"regex": "[ab ]{150,190}", "frequency_penalty": 0.4},
+    {"frequency_penalty": 1.2, "presence_penalty": 0.5, "repetition_penalty": 1.2, "min_new_tokens": 150},
+    {"temperature": 1.0, "sampling_seed": 8, "top_p": 0.9, "regex": "[a-z ]{150,190}"},
+)
+
+
+@pytest.mark.parametrize("sampling", STATEFUL, ids=["grammar", "penalties", "grammar and seed"])
+def test_what_a_request_carries_survives_retraction(server: Server, sampling: dict[str, Any]) -> None:
+    """A grammar's state, a penaliser's history, a seed's position: twelve that do not fit the pool at once agree with one alone."""
+    body = {"text": PROMPTS[0], "sampling_params": {"temperature": 0, "max_new_tokens": 180} | sampling}
+    alone = server.ask(GENERATE, body).body["output_ids"]
+    with ThreadPoolExecutor(12) as pool:
+        answers = [each.body for each in pool.map(lambda _: server.ask(GENERATE, body), range(12))]
+    assert [answer["output_ids"] for answer in answers] == [alone] * 12
+    assert sum(answer["meta_info"].get("num_retractions", 0) for answer in answers) > 0
+    assert_idle(server)
+
+
+def test_abort_in_the_middle_of_a_grammar(server: Server) -> None:
+    """A request inside its grammar is aborted; its neighbour with the same grammar goes on, and so does the next."""
+    body = {
+        "text": PROMPTS[1],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 60, "regex": "[ab ]{40,60}"},
+    }
+    undisturbed = server.ask(GENERATE, body).body["output_ids"]
+    for turn in range(3):
+        answers: dict[str, Any] = {}
+
+        def run(rid: str, into: dict[str, Any] = answers) -> None:
+            into[rid] = server.ask(GENERATE, body | {"rid": rid}).body
+
+        threads = [threading.Thread(target=run, args=(rid,)) for rid in (f"leaves {turn}", f"stays {turn}")]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2 + 0.1 * turn)
+        server.ask("/abort_request", {"rid": f"leaves {turn}"})
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert answers[f"stays {turn}"]["output_ids"] == undisturbed
+    assert server.ask(GENERATE, body).body["output_ids"] == undisturbed
+    assert_idle(server)
+
+
+def test_a_flush_under_load_changes_nothing(server: Server) -> None:
+    """A busy server refuses the flush; whatever is answered, the texts under way stay as they were."""
+    bodies_ = [
+        {"text": f"{n} {PROMPTS[0]}", "sampling_params": LONG | {"max_new_tokens": 40}} for n in range(6)
+    ]
+    undisturbed = [server.ask(GENERATE, body).body["output_ids"] for body in bodies_]
+    with ThreadPoolExecutor(6) as pool:
+        under_way = [pool.submit(server.ask, GENERATE, body) for body in bodies_]
+        flushes = []
+        while not all(each.done() for each in under_way):
+            flushes.append(server.ask("/flush_cache", {}).status)
+            time.sleep(0.05)
+        assert [each.result().body["output_ids"] for each in under_way] == undisturbed
+    assert flushes and set(flushes) <= {200, 400}
+    assert_idle(server)
+    server.flush_cache()
+
+
 def test_more_than_the_pool_holds(server: Server) -> None:
     """F3: requests whose sum passes the pool several times over all come to their end."""
     bodies = [{"text": f"{n} {PROMPTS[0]}", "sampling_params": LONG} for n in range(12)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.constrained import xgrammar_backend
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.layers import logprob_processor
 from sglang.srt.speculative.semantics import grammar_hooks, logprob_hooks
 
@@ -77,3 +78,19 @@ def test_a_request_for_no_token_has_no_entry(limit: int, left: int) -> None:
 
     assert logprob_hooks.prefill_entries(original, None, 0, request, 0, [7], 1, None) == 1
     assert len(request.logprob.output_token_logprobs_val) == left
+
+
+def test_each_token_of_a_streamed_piece_has_its_own_top_logprobs() -> None:
+    """A piece of three tokens, as a run makes it; upstream repeats the first one's."""
+    piece = SimpleNamespace(
+        tokens=["a", "b", "c"],
+        token_logprobs=[-0.1, -0.2, -0.3],
+        top_logprobs=[{"a": -0.1}, {"b": -0.2}, {"c": -0.3}],
+    )
+    method: Any = OpenAIServingChat._process_logprobs_tokens
+
+    def tops(entries: list[Any]) -> list[str]:
+        return [entry.top_logprobs[0].token for entry in entries]
+
+    assert tops(method(None, piece, use_token_index=False)) == ["a", "b", "c"]
+    assert tops(method.__wrapped__(None, piece, use_token_index=False)) == ["a", "a", "a"], "negative control"

@@ -34,29 +34,6 @@ def test_other_ids_are_refused_by_place_and_value(ids: list[int], place: int) ->
         known_tokens(passes, MANAGER, request(), ids)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"return_hidden_states": [True, False]},
-        {"return_hidden_states": "first"},
-        {"extra_key": ["a"]},
-        {"extra_key": 7},
-    ],
-)
-def test_lists_in_a_single_request_are_refused(fields: dict[str, Any]) -> None:
-    """Found by schemathesis: each of these ended the scheduler, with and without speculation."""
-    asked = SimpleNamespace(contains_mm_input=lambda: False, **fields)
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        known_tokens(passes, MANAGER, asked, [1])
-
-
-@pytest.mark.parametrize(
-    "fields", [{"return_hidden_states": "last"}, {"extra_key": "a"}, {"extra_key": None}]
-)
-def test_single_values_pass(fields: dict[str, Any]) -> None:
-    known_tokens(passes, MANAGER, SimpleNamespace(contains_mm_input=lambda: False, **fields), [1])
-
-
 def test_placeholders_of_images_are_left_alone() -> None:
     known_tokens(passes, MANAGER, request(images=True), [VOCABULARY + 7])
 

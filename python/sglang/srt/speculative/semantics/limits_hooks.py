@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.speculative.semantics.request_fields import fault, sampling_fault
+
 
 def row_headroom(original: Callable[[Any], int], server_args: Any) -> int:
     """Around the page table's row headroom: never less than the largest reservation, page-aligned."""
@@ -44,27 +46,20 @@ def known_tokens(
     Requests with images or sound are left to upstream, which puts placeholders into their ids.
 
     Raises:
-        ValueError: an id below 0 or not below the vocabulary, or a list where a single request needs one value;
+        ValueError: an id below 0 or not below the vocabulary, or a value of a kind that the scheduler cannot do with;
             upstream answers it with status 400.
     """
+    parameters = getattr(obj, "sampling_params", None)
+    size = int(manager.model_config.vocab_size)
+    told = fault(obj, size) or (sampling_fault(parameters) if isinstance(parameters, dict) else None)
+    if told is not None:
+        raise ValueError(told)
     original(manager, obj, input_ids, *rest)
-    _check_single(obj)
     if not input_ids or obj.contains_mm_input():
         return
-    size = int(manager.model_config.vocab_size)
     if min(input_ids) < 0 or max(input_ids) >= size:
         place, value = next((i, one) for i, one in enumerate(input_ids) if not 0 <= one < size)
         raise ValueError(
             f"input_ids[{place}] = {value} is no token of this model, whose ids are 0 to {size - 1}; "
             "tokenize with this model's tokenizer"
         )
-
-
-def _check_single(obj: Any) -> None:
-    """Refuse lists that only a batch may give: the scheduler raises on them, and ends for everybody."""
-    wanted = getattr(obj, "return_hidden_states", False)
-    if not isinstance(wanted, bool) and wanted != "last":
-        raise ValueError(f'return_hidden_states = {wanted!r} is neither true nor false nor "last"')
-    key = getattr(obj, "extra_key", None)
-    if key is not None and not isinstance(key, str):
-        raise ValueError(f"extra_key = {key!r} is no text; a single request takes one text or nothing")

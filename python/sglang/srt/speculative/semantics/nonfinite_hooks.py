@@ -15,6 +15,7 @@ import torch
 from sglang.fork import counters
 from sglang.srt.speculative.semantics.accounting import shorten_run
 from sglang.srt.speculative.semantics.nonfinite import good_run, is_bad, row_maxima
+from sglang.srt.speculative.semantics.processor_guard import FAULT
 
 # Where a verify's result carries the good tokens of each request, on the device until its results are copied.
 GOOD_TOKENS = "run_good_tokens"
@@ -128,6 +129,15 @@ def _abort(request: Any, *, made: int) -> None:
 
     counters.add("nonfinite_logits_aborts")
     setattr(request, _BAD, True)
+    fault = getattr(request, FAULT, None)
+    if fault is not None:
+        request.to_finish = FINISH_ABORT(
+            f"after {made} output tokens the request's custom logit processor {fault}; this request was aborted, "
+            "others are not affected. Correct the processor or its custom_params.",
+            HTTPStatus.BAD_REQUEST,
+            "BadRequestError",
+        )
+        return
     request.to_finish = FINISH_ABORT(
         f"after {made} output tokens the logits were NaN or infinite, or no token was allowed; "
         "this request was aborted, others are not affected. Usual causes: overflow in activations or KV scales "
