@@ -191,13 +191,9 @@ class Served:
                     raise
                 time.sleep(0.2)
 
-    def processes(self) -> dict[int, str]:
-        """The server's processes and the state of each as the kernel names it (R, S, D; Z for a zombie)."""
-        states = {}
-        for pid in _descendants(self._process.pid) if self._process else []:
-            with contextlib.suppress(OSError):
-                states[pid] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return states
+    def processes(self) -> set[int]:
+        """Ids of the server's living processes; one that has ended and not been waited for is not among them."""
+        return set(session_members(self._server.pid)) if self._server is not None else set()
 
     def memory(self) -> dict[str, int]:
         """Return bytes: `peak_rss_sum` over the processes (shared pages counted in each), and `pss` of now."""

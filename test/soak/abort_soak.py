@@ -129,7 +129,6 @@ def soak(server: Asked, *, seconds: float, clients: int, seed: int = 1) -> dict[
         time.sleep(0.1)
     server.flush_cache()
     after = server.load()
-    zombies = [pid for pid, state in server.processes().items() if state == "Z"]
     return {
         "seconds": seconds,
         "clients": clients,
@@ -141,9 +140,8 @@ def soak(server: Asked, *, seconds: float, clients: int, seed: int = 1) -> dict[
         "clients_stuck": stuck,
         "idle_after_s": round(idle_after, 2),
         "left_behind": busy,
-        # Processes of the server: how many there were, how many there are, and those that have ended unnoticed.
-        "processes": [len(processes), len(server.processes())],
-        "zombies": zombies,
+        # Living processes of the server that were not there before, and that are gone or zombies.
+        "processes_changed": sorted(processes ^ server.processes()),
         "kv_before": before["num_used_tokens"],
         "kv_after": after["num_used_tokens"],
         "held": not (
@@ -151,8 +149,7 @@ def soak(server: Asked, *, seconds: float, clients: int, seed: int = 1) -> dict[
             or run.errors
             or stuck
             or busy
-            or zombies
-            or server.processes().keys() != processes.keys()
+            or processes != server.processes()
             or after["num_used_tokens"] != before["num_used_tokens"]
         ),
     }
