@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from leaf import run_python
 
 PROBE = """
 import sys
@@ -22,24 +21,9 @@ print(sgl_kernel.__name__, fallbacks.snapshot())
 """
 
 
-def run(
-    folder: Path, *, install: bool = True, after: str = "", options: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    """Import `sgl_kernel` in a fresh interpreter that sees `folder` before the portable package.
-
-    The fork's `sglang` is entered as a namespace so that upstream's own import does not get there first. Where
-    the fork is installed that import comes all the same: `-S` among `options` keeps installed packages out.
-    """
-    here = Path(__file__).resolve().parents[2]
-    paths = [str(folder), str(here / "python"), str(here / "sgl-kernel" / "python")]
-    code = PROBE.format(install=install, after=after)
-    return subprocess.run(
-        [sys.executable, *options, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def run(folder: Path, *, install: bool = True, after: str = "") -> subprocess.CompletedProcess[str]:
+    """Import `sgl_kernel` in a fresh interpreter that sees `folder` before the portable package."""
+    return run_python("-c", PROBE.format(install=install, after=after), first=folder)
 
 
 def package(folder: Path, text: str, **modules: str) -> None:
@@ -90,7 +74,7 @@ def test_a_package_that_does_not_serve_is_replaced(tmp_path: Path, text: str, re
 
 def test_without_the_finder_a_broken_package_stays_an_error(tmp_path: Path) -> None:
     package(tmp_path, "raise ImportError('libcuda.so.1')")
-    result = run(tmp_path, install=False, options=("-S",))
+    result = run(tmp_path, install=False)
     assert result.returncode != 0
     assert "libcuda.so.1" in result.stderr
 

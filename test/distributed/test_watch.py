@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
+from leaf import run_python
 from sglang.srt.distributed.one_shot import ending, watch
 from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
 from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels
@@ -204,9 +205,7 @@ if __name__ == "__main__":
 
 def test_the_server_is_told(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "server.py")], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python(str(tmp_path / "server.py"))
     assert "told" in done.stdout, done.stderr
     assert "rank 1 (process 7) died during serving" in done.stderr
 
@@ -221,8 +220,6 @@ ending.end(Loss(1, 7, "serving"), 0)
 
 
 def test_a_rank_started_by_hand_signals_nobody() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BY_HAND], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", BY_HAND)
     assert done.returncode == ending.STATUS
     assert "signalled" not in done.stdout
