@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from pairs import run_pair
 from sglang.srt.distributed.one_shot.ending import STATUS
 
 pytestmark = [
@@ -20,41 +18,21 @@ SCRIPT = Path(__file__).with_name("one_shot_group.py")
 LIMIT_S = 110.0
 
 
-def run(folder: Path, *words: str) -> tuple[list[subprocess.CompletedProcess[str]], float]:
-    """Two ranks, each with its text; nobody outlives the deadline."""
-    environment = {**os.environ, "SGLANG_FORK_ALL_REDUCE": "force"}
-    started = time.monotonic()
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), "2", str(folder / "store"), *words],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    done = []
-    try:
-        for process in running:
-            text, _ = process.communicate(timeout=LIMIT_S)
-            done.append(subprocess.CompletedProcess(process.args, process.returncode, text))
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-    return done, time.monotonic() - started
+def run(folder: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
+    """Two ranks, each with its text."""
+    environment = {"SGLANG_FORK_ALL_REDUCE": "force"}
+    return run_pair(SCRIPT, folder / "store", *words, environment=environment, limit_s=LIMIT_S)
 
 
 def test_eager_and_captured_reductions_through_the_coordinator(tmp_path: Path) -> None:
-    done, _ = run(tmp_path)
+    done = run(tmp_path)
     for process in done:
         print(process.stdout)
         assert process.stdout.strip().splitlines()[-1] == "ok", process.stdout
 
 
 def test_a_replay_that_waits_for_a_dead_rank_is_ended_with_its_name(tmp_path: Path) -> None:
-    done, _ = run(tmp_path, "die")
+    done = run(tmp_path, "die")
     print(done[0].stdout)
     assert done[1].returncode == 9
     assert done[0].returncode == STATUS, done[0].stdout

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from pairs import run_pair
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,25 +20,8 @@ LIMIT_S = 240.0
 
 @pytest.mark.parametrize("segments", ["expandable_segments:False", "expandable_segments:True"])
 def test_sums_and_replays_are_those_of_nccl(tmp_path: Path, segments: str) -> None:
-    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": segments}
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), "2", str(tmp_path / "store"), REPLAYS],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    texts = []
-    try:
-        for process in running:
-            text, _ = process.communicate(timeout=LIMIT_S)
-            texts.append(text)
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": segments}
+    done = run_pair(SCRIPT, tmp_path / "store", REPLAYS, environment=environment, limit_s=LIMIT_S)
+    texts = [process.stdout for process in done]
     for text in texts:
         assert text.strip().splitlines()[-1:] == ["ok"], "\n".join(texts)

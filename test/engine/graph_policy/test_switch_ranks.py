@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import ranks
 
 LIMIT_S = 150
 STEPS = 1200
 
 
-def rank_main(rank: int, folder: Path) -> None:
-    """One rank: a slow cycle for rank 0, a fast one for rank 1; writes the modes it ran."""
+def rank_main(rank: int, size: int, folder: Path) -> list[str]:
+    """One rank: a slow cycle for rank 0, a fast one for rank 1; the modes it ran."""
     import torch.distributed as dist
     from sglang.srt.speculative.auto.cells import PLAIN, SPECULATE
     from sglang.srt.speculative.auto.controller import Controller
     from sglang.srt.speculative.auto.runtime import WHOLE, Runtime
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    group = SimpleNamespace(world_size=2, ranks=[0, 1], cpu_group=dist.group.WORLD)
+    group = SimpleNamespace(world_size=size, ranks=[0, 1], cpu_group=dist.group.WORLD)
     runner = SimpleNamespace(tp_group=group, ps=SimpleNamespace(tp_rank=rank))
     worker = SimpleNamespace(target_worker=SimpleNamespace(model_runner=runner))
 
@@ -51,32 +48,13 @@ def rank_main(rank: int, folder: Path) -> None:
         modes.append(mode)
         if mode == SPECULATE:
             runtime.settled(SimpleNamespace(num_correct_drafts_per_req_cpu=[1]))
-    (folder / f"{rank}.json").write_text(json.dumps(modes))
-    dist.barrier()
+    return modes
 
 
 def test_ranks_agree(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        for process in ranks:
-            _, errors = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == 0, errors[-2000:]
-    finally:
-        for process in ranks:
-            process.kill()
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    outcomes, _ = ranks.run(rank_main, 2, tmp_path, deadline_s=LIMIT_S)
+    for outcome in outcomes:
+        assert outcome.error == "" and outcome.value is not None, outcome.output[-2000:]
+    first, second = (outcome.value for outcome in outcomes)
     assert first == second
     assert first[-200:].count("plain") > 180, "rank 0 finds that cycles lose, and rank 1 follows"
-
-
-if __name__ == "__main__":
-    rank_main(int(sys.argv[1]), Path(sys.argv[2]))
