@@ -123,6 +123,16 @@ def test_plain_steps_of_an_answer_have_no_verify() -> None:
     assert row.counters["plain_steps"] == 5 and row.note == ""
 
 
+def test_a_server_that_knows_its_decode_is_judged_by_it() -> None:
+    info = {"spec_correct_drafts_histogram": [0, 10], "spec_cycle": {"decode_ms": 2.0}}
+    after = {"phase_totals": {"verify": [30.0, 10]}}
+    row = measure.row(
+        SERVER, prompts.Prompt("p", "chat", text="x"), Answer(1.0, 21, 5, "x", info=info), {}, after, 3, 1, ""
+    )
+    (line, *_) = summary.server_verdicts(summary.summarise([row], "server_summary"))
+    assert "cycle 3.00 ms, decode 2.00 ms: needs 1.50 accepted, gets 2.00: 1.33x" in line
+
+
 def answers(
     server: str, width: int, rates: list[tuple[int, float]], kept: float | None, ms: float
 ) -> list[Any]:

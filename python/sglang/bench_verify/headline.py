@@ -112,6 +112,12 @@ RULES = (
     Rule(
         "{machine}.demo.baseline_tok_s", "demo_summary", "tok_s", {"draft_tokens": 0}, lower_is_better=False
     ),
+    Rule(
+        "{machine}.bench_demo.accept_length.d{draft_tokens}",
+        "bench_demo_summary",
+        "accept_length",
+        lower_is_better=False,
+    ),
     Rule("{machine}.stats.overhead_percent.{context}", "stats_cost", "overhead_percent"),
     Rule("{machine}.stats.overhead_us.{context}", "stats_cost", "overhead_us"),
 )

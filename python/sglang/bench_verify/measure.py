@@ -161,6 +161,8 @@ def row(
         cycle = sum(phases.values())
         if cycle > 0:
             metrics["cycle_ms"] = Metric(cycle, "ms")
+        if told and told.get("decode_ms"):
+            metrics["known_decode_ms"] = Metric(float(told["decode_ms"]), "ms")
     elif "decode" in phases:
         metrics["decode_ms"] = Metric(sum(phases.values()), "ms")
     return Row(

@@ -144,6 +144,14 @@ def draft_length_table(headline: Headline) -> str:
     )  # fmt: skip
 
 
+def accept_length_table(headline: Headline) -> str:
+    """Accept length by draft length, of real answers of the shipped model."""
+    part = ".bench_demo.accept_length.d"
+    names = sorted((name for name in headline if part in name), key=_by_number)
+    rows = [[str(int(name.rpartition("d")[2]) - 1), _cell(headline[name], "value")] for name in names]
+    return _table(["draft tokens", "accept length"], rows)
+
+
 def nonfinite_table(headline: Headline) -> str:
     """What the look for NaN costs a step."""
     rows = []
@@ -163,6 +171,7 @@ TABLES: dict[str, Callable[[Headline], str]] = {
     "headline": headline_table,
     "demo": demo_table,
     "draft-lengths": draft_length_table,
+    "accept-lengths": accept_length_table,
     "nonfinite": nonfinite_table,
 }
 
