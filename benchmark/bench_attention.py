@@ -8,7 +8,8 @@ before every call and subtracts the time of the flushes alone. Times are medians
     python benchmark/bench_attention.py --out benchmark/results/attention_h200.json
 
 ``--backends fork one-launch two-launches`` compares the fork's own two paths; names of ``attention_trials`` add what is
-only being tried. ``--max-context`` plans as a server does, whose requests may become that long.
+only being tried, ``trials`` all of them. ``--compile-jobs`` compiles beforehand in so many processes, which takes most of
+the time of a first run otherwise. ``--max-context`` plans as a server does, whose requests may become that long.
 
 Bytes count every cached key once, whatever a kernel reads. The share is of a device-to-device copy measured in
 the same process (bytes read plus bytes written).
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -200,8 +202,43 @@ def measure(case: Case, args: argparse.Namespace, copy: float, flush: torch.Tens
             )
 
 
+COMPILE_LIMIT_S = 240.0
+
+
+def compile_ahead(jobs: int, argv: Sequence[str]) -> None:
+    """Run every case once in ``jobs`` other processes, whose kernels this one then finds in the compilers' caches."""
+    begun = time.monotonic()
+    script = str(Path(__file__).resolve())
+    running = [
+        subprocess.Popen([sys.executable, script, *argv, "--compile-part", str(i), str(jobs)])
+        for i in range(jobs)
+    ]
+    for process in running:
+        try:
+            process.wait(max(1.0, COMPILE_LIMIT_S - (time.monotonic() - begun)))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    print(f"compiled in {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def compile_part(cases: Sequence[Case], args: argparse.Namespace) -> None:
+    """Make the first call of every ``jobs``-th backend and case, on few layers."""
+    part, jobs = args.compile_part
+    work = [(case, name) for case in cases for name in args.backends]
+    for case, name in work[part::jobs]:
+        make = backends(case, [name]).get(name)
+        if make is None or name in ("upstream", "flashinfer"):
+            continue
+        try:
+            make(Setup(case, "cuda", 0, args.max_context))[0](0)
+        except Exception as error:
+            print(f"compiling {name} {case}: {error!r:.200}", flush=True)
+        torch.cuda.empty_cache()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the table and write the rows."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -216,7 +253,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--budget-gib", type=int, default=24, help="device memory for the layers of one case")
     parser.add_argument("--limit-s", type=float, default=1e9, help="stop starting new cases after this long")
+    parser.add_argument("--compile-jobs", type=int, default=0)
+    parser.add_argument("--compile-part", nargs=2, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if "trials" in args.backends:
+        args.backends = [*(name for name in args.backends if name != "trials"), *CHANGES]
     cases = [
         Case(tokens, batch, context, kv == "fp8")
         for kv in args.kv
@@ -227,7 +268,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print(f"no CUDA device; {len(cases)} cases planned", file=sys.stderr)
         return 2
+    if args.compile_part:
+        compile_part(cases, args)
+        return 0
     begun = time.monotonic()
+    if args.compile_jobs:
+        compile_ahead(args.compile_jobs, argv)
     results = Results(environments=[capture(root=Path(__file__).resolve().parent)])
     copy = copy_bandwidth()
     results.add(

@@ -10,6 +10,8 @@ import pytest
 
 # Files whose tests share a fixture of the session, servers that would otherwise be started once a worker.
 TOGETHER = ("test/engine/differential/",)
+# Tests that share nothing and mostly compile: dealt one by one.
+SINGLY = ("test/gpu/test_verify_attention.py",)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -19,6 +21,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(SINGLY):
+                return nodeid
             shared = [folder for folder in TOGETHER if nodeid.startswith(folder)]
             return shared[0] if shared else str(super()._split_scope(nodeid))
 

@@ -9,6 +9,10 @@ import pytest
 import torch
 from cases import DEVICE
 from paged import Batch, Case, error
+from sglang.srt.layers.attention.verify import launch, stamps
+from sglang.srt.layers.attention.verify.plan import make_plan
+
+from benchmark.attention_trials import CHANGES, applies
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,6 +38,39 @@ def test_later_tokens_do_not_leak(case: Case) -> None:
 )
 def test_verify_row_equals_decode(case: Case) -> None:
     checks.verify_equals_decode(case, "cuda")
+
+
+TRIED = Case("tried", dtype=BF16, lengths=(16411,))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_being_tried_is_right(name: str, tokens: int) -> None:
+    batch = Batch(replace(TRIED, tokens=tokens), "cuda")
+    plan = make_plan(batch.request, replace(batch.traits, fused="no"), 131072)
+    if not applies(plan):
+        pytest.skip("kernels of another architecture")
+    plan = CHANGES[name](plan)
+    first, _ = batch.run(plan)
+    want, _ = batch.expected()
+    assert error(first, want) < checks.TOLERANCE[BF16]
+    assert torch.equal(first, batch.run(plan)[0])
+
+
+@pytest.mark.parametrize("fused", ["no", "always"])
+def test_a_traced_launch_gives_the_same_bits(fused: str) -> None:
+    batch = Batch(TRIED, "cuda")
+    plan = make_plan(batch.request, replace(batch.traits, fused=fused), 131072)  # type: ignore[arg-type]
+    want, _ = batch.run(plan)
+    out = torch.empty_like(want)
+    programs = want.numel() // plan.merge.block_d
+    split, merge = (
+        torch.full((n, stamps.WIDTH), -1, dtype=torch.int64, device="cuda") for n in (plan.items, programs)
+    )
+    x = launch.Operands(batch.q, batch.k_pool, batch.v_pool, out, None, (split, merge))
+    launch.attend(plan, batch.workspace(plan), x, batch.context(), batch.sm_scale, 1.0, 1.0, 0.0)
+    assert torch.equal(out, want)
+    assert int(split[:, stamps.FIELDS.index("work")].clamp(min=0).sum()) == TRIED.lengths[0]
 
 
 def test_b5_padding_reads_nothing() -> None:

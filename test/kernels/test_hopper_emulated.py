@@ -80,8 +80,13 @@ TRIED = (
 )
 
 
+# The others are parts of these.
+QUICK = ("merge-64", "merge-128", "even", "aim-66", "together")
+NAMES = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CHANGES]
+
+
 @pytest.mark.parametrize("case", TRIED, ids=lambda c: c.name)
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_being_tried_is_right(name: str, case: Case) -> None:
     batch = Batch(case)
     plan = checks.with_target(batch.plan(), 65 if case.name == "rounds" else 8)

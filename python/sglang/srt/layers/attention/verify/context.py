@@ -13,8 +13,10 @@ class KVContext:
 
     A call may start before the kernel launched just before it has ended. It then reads lengths, slots and the cache
     rows of all keys but the last ``tokens`` of each request at once; queries and the new rows only after that
-    kernel's end. So nothing of the former may be written by the kernel directly before the attention call; in a
-    model the write of the new rows stands there, and older rows are a forward pass old.
+    kernel's end. So nothing of the former may be written by the kernel directly before the attention call, nor by one
+    further back if every kernel from there on lets the next one start before it has written (a kernel launched the
+    ordinary way starts when all before it is over). In a model the write of the new rows stands there, and older
+    rows are a forward pass old; ``test/kernels/test_early_reads.py`` lists the writers that let others start.
 
     Either ``req_to_token`` ([max_reqs, max_context] int32 slot ids) with ``req_pool_indices`` ([bs] int32 or
     int64), or ``kv_indices`` (slot ids, int32 or int64) with ``kv_indptr`` ([bs + 1] int32).
