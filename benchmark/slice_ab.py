@@ -8,7 +8,8 @@ decode steps are profiled at one context. Rows and profiles go to ``--out``.
 
 Dummy weights route every token alike, so the router's logits are replaced by noise (``--no-random-router`` leaves
 them). The simulated accept length is 2.0. An engine named ``fork-eagle3-no-verify-stats`` shows what the statistics
-cost.
+cost. With ``--tp 2`` the slice holds two ranks' shares and runs on two GPUs, so that reductions are real;
+``SGLANG_FORK_ALL_REDUCE=force`` gives the fork's engines its own where no table was measured.
 """
 
 from __future__ import annotations
@@ -176,6 +177,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--contexts", type=numbers, default=numbers("1k,16k,64k,128k"))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tp", type=int, default=1, help="GPUs; each holds the share of one of 8 ranks")
+    parser.add_argument(
+        "--engine-arguments",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help='further arguments of every engine, as {"enforce_disable_flashinfer_allreduce_fusion": true}',
+    )
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--accept-length", type=float, default=2.0)
@@ -208,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run; status 1 if an engine did not start or a measurement failed."""
     args = parse(argv)
     names = [name.strip() for name in args.engines.split(",")]
-    shape = rank_slice(NAMED["kimi-k2.5"], 8, args.layers, args.experts)
+    shape = rank_slice(NAMED["kimi-k2.5"], 8, args.layers, args.experts, args.tp)
     plan = cases(args.contexts, names, args.tokens, args.leave_out)
     options = SliceOptions(
         device=args.device,
@@ -217,6 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         pool_tokens=max(args.contexts) + args.tokens + 4096,
         random_router=args.random_router,
         start_limit_s=args.start_seconds,
+        ranks=args.tp,
+        arguments=tuple(sorted(args.engine_arguments.items())),
     )
     results = Results(environments=[capture()])
     rows: list[Row] = []

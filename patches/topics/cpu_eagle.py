@@ -56,6 +56,11 @@ TOPIC = Topic(
             hook=f"{DEFAULTS}:server_defaults",
         ),
         Around(
+            file="sglang/srt/distributed/parallel_state.py",
+            scope="init_model_parallel_group",
+            hook=f"{DEFAULTS}:group_without_nccl",
+        ),
+        Around(
             file="sglang/srt/entrypoints/engine.py",
             scope="_set_envs_and_config",
             hook=f"{DEFAULTS}:announce",

@@ -85,6 +85,17 @@ def test_a_written_config_reads_back(tmp_path: Path) -> None:
     assert json.loads((draft / "config.json").read_text())["num_hidden_layers"] == 1
 
 
+def test_a_slice_of_two_ranks_holds_twice_the_share() -> None:
+    one, two = (rank_slice(NAMED["kimi-k2.5"], experts=64, ranks=ranks) for ranks in (1, 2))
+    assert (two.heads, two.expert_width, two.dense_width) == (
+        2 * one.heads,
+        2 * one.expert_width,
+        2 * one.dense_width,
+    )
+    assert (two.hidden, two.layers, two.experts) == (one.hidden, one.layers, one.experts)
+    assert one.name != two.name
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -108,7 +119,11 @@ def test_simulated_acceptance_reaches_only_speculating_engines(
     assert environment.get("SGLANG_SIMULATE_ACC_LEN") == simulated
     assert environment["SGLANG_FORK_DISABLE"] == "verify-attention" and environment["NCCL_PROTO"] == "LL"
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(INJECT)
+    pair = SliceOptions(ranks=2, arguments=(("enforce_disable_flashinfer_allreduce_fusion", True),))
+    of_two = engine_arguments(spec, pair, "t", "d")
+    assert of_two["tp_size"] == 2 and of_two["enforce_disable_flashinfer_allreduce_fusion"] is True
     arguments = engine_arguments(spec, SliceOptions(), "t", "d")
+    assert "tp_size" not in arguments
     assert arguments.get("speculative_num_draft_tokens") == (steps + 1 if steps else None)
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sglang.srt.cpu_engine import bootstrap, defaults, portable
@@ -95,6 +96,49 @@ def test_the_environment_is_filled_in_and_nothing_is_overridden() -> None:
     asked = {}
     defaults.environment_defaults(asked, compile_wanted=True, cpus=1)
     assert asked == {"OMP_NUM_THREADS": "1"}
+
+
+def test_several_ranks_get_the_cpus_that_upstream_asks_for() -> None:
+    """Upstream ends with an assertion where there are more ranks than memory nodes and the variable is not set."""
+    name = "SGLANG_CPU_OMP_THREADS_BIND"
+    for ranks, nodes, which, wanted in (
+        (2, 1, (0, 1), "0|1"),
+        (2, 1, (3, 1, 7, 5, 9), "1,3|5,7,9"),
+        (3, 1, (4,), "4|4|4"),
+        (2, 2, (0, 1), None),
+        (1, 1, (0, 1), None),
+    ):
+        environment: dict[str, str] = {}
+        done = defaults.environment_defaults(
+            environment, compile_wanted=True, cpus=len(which), ranks=ranks, nodes=nodes, which=which
+        )
+        assert environment.get(name) == wanted
+        assert (f"{name}={wanted}" in done) is (wanted is not None)
+    mine = {name: "2|3"}
+    defaults.environment_defaults(mine, compile_wanted=True, cpus=2, ranks=2, nodes=1, which=(0, 1))
+    assert mine[name] == "2|3"
+
+
+def test_memory_nodes_are_counted(tmp_path: Path) -> None:
+    assert defaults.numa_nodes(tmp_path / "none") == 1
+    for entry in ("node0", "node1", "possible"):
+        (tmp_path / entry).mkdir()
+    assert defaults.numa_nodes(tmp_path) == 2
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_ranks_on_a_cpu_get_no_nccl_communicator(monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
+    """Upstream's own factory, patched: what it hands to the coordinator."""
+    import sglang.srt.distributed.parallel_state as groups
+    import sglang.srt.utils as utilities
+
+    monkeypatch.setattr(utilities, "is_cpu", lambda: on_cpu)
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(groups, "GroupCoordinator", lambda **given: seen.update(given))
+    groups.init_model_parallel_group([[0, 1]], 0, "gloo", group_name="tp")
+    assert seen["use_pynccl"] is not on_cpu
+    assert seen["use_custom_allreduce"] is (False if on_cpu else groups._ENABLE_CUSTOM_ALL_REDUCE)
+    assert seen["group_name"] == "tp"
 
 
 def test_the_pool_holds_one_context_at_least(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from sglang.bench_all_reduce import __main__ as command
-from sglang.bench_all_reduce import report
+from sglang.bench_all_reduce import launch, report
 from sglang.bench_all_reduce.worker import Job, Result
 from sglang.bench_verify.rows import Results
 from sglang.srt.distributed.one_shot import table_file
@@ -100,6 +103,44 @@ def test_bad_input_is_one_line(words: list[str], expected: str, capsys: pytest.C
 def test_rows_must_be_numbers() -> None:
     with pytest.raises(SystemExit):
         command.parser().parse_args(["--rows", "1,x"])
+
+
+def partly(rank: int, job: Job, tell: Any) -> Result:
+    """Rank 0 measures one message and then stands still; rank 1 is done."""
+    done = result(one_shot_plain_1=9.0)
+    if rank == 0:
+        tell("the second message", done)
+        time.sleep(60)
+    return done
+
+
+def test_what_was_measured_before_a_hang_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(launch, "_SPAWN", fork)
+    monkeypatch.setattr(launch, "work", partly)
+    monkeypatch.setattr(command.topology, "gather", Topology)
+    rows = tmp_path / "rows.json"
+    words = [
+        "--device",
+        "cpu",
+        "--rows",
+        "1,3",
+        "--limit-s",
+        "4",
+        "--json",
+        str(rows),
+        "--table",
+        str(tmp_path / "t"),
+    ]
+    assert command.main(words) == 1
+    said = capsys.readouterr()
+    assert (
+        "rank 0 not done after 4 s" in said.err and "measured before that" in said.out and "9.0" in said.out
+    )
+    assert [row.metrics["us"].value for row in Results.load(rows).rows if row.metrics] == [9.0]
+    assert not (tmp_path / "t").exists()  # half a run is no table
 
 
 SMALL = ["--device", "cpu", "--rows", "1,3", "--hidden", "256", "--repeats", "2", "--steps", "2", "--quiet"]

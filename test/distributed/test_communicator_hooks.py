@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def coordinator(rank: int, size: int, folder: Path, name: str = "tp") -> Any:
 
         return RankFacts(platform.node(), f"0000:{rank:02x}:00.0", "cpu", (9, 0), settings.mode(), 0)
 
-    gate.group = lambda name, device, ranks: YES  # type: ignore[assignment]
+    gate.group = lambda *_: YES
     hooks.attaching.attach = partial(  # type: ignore[assignment]
         attach.attach, opener=opener, look=dict, facts_of=facts_of
     )
@@ -240,7 +241,8 @@ def test_a_bad_mode_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", "on")
     outcomes, _ = ranks.run(states, 2, tmp_path, "tp")
     assert all(
-        "SGLANG_FORK_ALL_REDUCE=on is none of auto, force, off" in outcome.error for outcome in outcomes
+        "SGLANG_FORK_ALL_REDUCE=on is none of auto, force, off, simulate" in outcome.error
+        for outcome in outcomes
     )
 
 
@@ -340,6 +342,37 @@ def test_upstreams_capture_still_has_the_seams() -> None:
     for runner in (EAGLEDraftCudaGraphRunner, EAGLEDraftExtendCudaGraphRunner):
         assert "capture" not in vars(runner) and "_capture_one_stream" not in vars(runner)
         assert hasattr(runner.capture, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("change", "may"),
+    [
+        ({}, True),
+        ({"enforce_disable_flashinfer_allreduce_fusion": True}, True),  # FlashInfer's, which ours is not
+        ({"enable_deterministic_inference": True}, False),
+        ({"architecture": "LlamaForCausalLM"}, False),
+    ],
+)
+def test_which_servers_leave_a_reduction_to_the_next_norm(
+    change: dict[str, Any], may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sglang.srt.layers.dp_attention as dp
+    import sglang.srt.layers.moe as moe
+    import sglang.srt.server_args as server_args
+    from sglang.srt.distributed.one_shot import hooks
+
+    found = {
+        "enforce_disable_flashinfer_allreduce_fusion": False,
+        "enable_deterministic_inference": False,
+        "architecture": "DeepseekV3ForCausalLM",
+        **change,
+    }
+    model = SimpleNamespace(hf_config=SimpleNamespace(architectures=[found.pop("architecture")]))
+    arguments = SimpleNamespace(**found, get_model_config=lambda: model)
+    monkeypatch.setattr(server_args, "get_global_server_args", lambda: arguments)
+    monkeypatch.setattr(dp, "is_dp_attention_enabled", lambda: False)
+    monkeypatch.setattr(moe, "get_moe_a2a_backend", lambda: SimpleNamespace(is_none=lambda: True))
+    assert hooks._may_defer() is may
 
 
 def test_the_servers_state_names_every_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang.srt.distributed.one_shot import policy, table_file
+from sglang.bench_all_reduce import start_probe
+from sglang.srt.distributed.one_shot import policy, start_places, table_file
 from sglang.verify_doctor.contributed import all_reduce
 from sglang.verify_doctor.facts import document
 
@@ -117,6 +118,33 @@ def test_the_start_that_stood_still() -> None:
     (found,) = all_reduce.start(machine, "gpu")
     assert "cause not established" in found.found and "start_probe" in found.found
     assert all_reduce.start(facts(PCIE), "gpu") == []
+
+
+def test_the_last_probe_of_a_start_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which step stands still, and what starts without it: the recorded place and the settings that were tried."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    step = start_probe.STEPS[-2].name
+    place = next(place for place in start_places.PLACES if place.signs == ("recv_fd",))
+    detail = f"rank 0 at {place.name}, waits for {place.waits_for}"
+    hung = start_probe.Outcome(start_probe.BASE, step, "hung", 20.0, detail)
+    fine = start_probe.Outcome(start_probe.BASE, start_probe.STEPS[0].name, "ok", 1.0)
+    cured = start_probe.Outcome("NCCL_CUMEM_ENABLE=1", step, "ok", 1.0)
+    for outcomes, words, cure in (
+        ([fine, hung], f"{step}: hung under upstream's settings", start_places.NO_FUSION),
+        ([fine, hung, cured], "passes with NCCL_CUMEM_ENABLE=1", "start with NCCL_CUMEM_ENABLE=1"),
+        ([fine], "1 steps tried on", ""),
+    ):
+        start_probe.save(outcomes, start_probe.last())
+        machine = facts(NVLINK, start_probe=all_reduce.gather()["start_probe"])
+        json.dumps(machine["all_reduce"])
+        (found,) = all_reduce.start(machine, "gpu")
+        assert words in found.found and cure in found.cure and bool(found.cure) == bool(cure)
+    assert (
+        place.waits_for
+        in all_reduce.start(
+            facts(NVLINK, start_probe={"taken": "2026-01-01", "outcomes": [vars(hung)]}), "gpu"
+        )[0].found
+    )
 
 
 def test_facts_are_json_and_the_doctor_knows_the_part(

@@ -225,6 +225,7 @@ def test_what_the_table_says_of_each_size(tmp_path: Path) -> None:
         "one-shot up to 49152 bytes, two-stage up to 147456"
     )
     assert dict(shipped(Key("any", "NV", 2, "")).describe())[PLAIN] == "stock"
+    assert dict(forced(KEY, TWO_STAGE).describe())[FUSED] == TWO_STAGE
 
 
 @pytest.mark.parametrize(

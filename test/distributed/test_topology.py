@@ -88,9 +88,13 @@ def test_a_slot_finds_its_gpu_whatever_is_visible() -> None:
         (("tp", "cpu", 2), "no GPU"),
         (("pdmux_prefill_tp", "cuda", 2), "another group"),
         (("pp", "cuda", 2), "another group"),
+        (("tp", "cpu", 2, "simulate"), ""),
+        (("tp", "cpu", 9, "simulate"), "too many ranks"),
+        (("tp", "cuda", 2, "simulate"), "peers are simulated on a CPU only"),
+        (("tp", "cpu", 2, "force"), "no GPU"),
     ],
 )
-def test_groups(arguments: tuple[str, str, int], reason: str) -> None:
+def test_groups(arguments: tuple[Any, ...], reason: str) -> None:
     assert gate.group(*arguments).reason == reason
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -45,6 +46,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--write", action="store_true", help="write the table where servers look for it")
     made.add_argument("--table", type=Path, help="write the table to this file")
     made.add_argument("--quiet", action="store_true", help="only the tables")
+    made.add_argument(
+        "--no-multicast",
+        action="store_true",
+        help="keep torch and NCCL from making NVLink multicast objects, on machines that must not",
+    )
     return made
 
 
@@ -88,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = topology.gather()
     for name, value in machine.describe():
         print(f"{name:>20}  {value}")
+    if args.no_multicast:
+        os.environ.update(launch.NO_MULTICAST)
+    if args.device == "cuda":
+        for name, value in launch.SERVER.items():
+            os.environ.setdefault(name, value)
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     with tempfile.TemporaryDirectory() as folder:
         job = Job(
@@ -106,18 +117,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             result = launch.run(job, args.limit_s, verbose=not args.quiet)
         except launch.RankFailed as error:
             print(f"error: {error}", file=sys.stderr)
+            if error.partial is not None and error.partial.figures:
+                print("measured before that:")
+                _report(args, job, error.partial, started)
             return 1
+    _report(args, job, result, started)
+    if args.write or args.table:
+        return _write(args, job, result, started)
+    return 0
+
+
+def _report(args: argparse.Namespace, job: Job, result: Result, started: str) -> None:
+    """Print facts and figures, and write the rows that were asked for."""
     for name, value in result.facts:
         print(f"{name:>20}  {value}")
-    print(report.text(job, result))
+    print(report.text(job, result), flush=True)
     if args.json:
         results = Results([environment.capture()])
         for row in report.rows_of(job, result, args.machine or args.device, started):
             results.add(row)
         results.save(args.json)
-    if args.write or args.table:
-        return _write(args, job, result, started)
-    return 0
 
 
 def _write(args: argparse.Namespace, job: Job, result: Result, started: str) -> int:

@@ -11,10 +11,23 @@ from typing import Any
 from sglang.bench_all_reduce.worker import Job, Result, work
 
 _SPAWN = multiprocessing.get_context("spawn")
+#: In the place of an error: not the end, but what there is so far.
+PARTIAL = "partial"
+
+
+#: What upstream's launcher sets for a server's ranks where the user did not (entrypoints/engine.py,
+#: _set_envs_and_config). NCCL is measured as a server would have it, and makes no NVLink multicast.
+SERVER = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+#: Where a machine must not make NVLink multicast objects: neither NCCL nor torch's symmetric memory does then.
+NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
 class RankFailed(RuntimeError):
-    """A rank raised, died or did not finish; the text names it."""
+    """A rank raised, died or did not finish; the text names it. ``partial`` is what rank 0 had measured, or None."""
+
+    def __init__(self, words: str, partial: Result | None = None) -> None:
+        super().__init__(words)
+        self.partial = partial
 
 
 def free_address() -> str:
@@ -49,20 +62,26 @@ def run(job: Job, limit_s: float, verbose: bool) -> Result:
 def _await(processes: list[Any], queue: Any, limit_s: float) -> Result:
     deadline = time.monotonic() + limit_s
     done: dict[int, Result] = {}
+    partial: Result | None = None
     while len(done) < len(processes):
         try:
             rank, result, error = queue.get(timeout=0.5)
         except Exception:
             dead = [n for n, p in enumerate(processes) if n not in done and p.exitcode not in (None, 0)]
             if dead:
-                raise RankFailed(f"rank {dead[0]} died with status {processes[dead[0]].exitcode}") from None
+                status = processes[dead[0]].exitcode
+                raise RankFailed(f"rank {dead[0]} died with status {status}", partial) from None
             if time.monotonic() > deadline:
                 left = [str(n) for n in range(len(processes)) if n not in done]
-                raise RankFailed(f"rank {', '.join(left)} not done after {limit_s:.0f} s") from None
+                words = f"rank {', '.join(left)} not done after {limit_s:.0f} s"
+                raise RankFailed(words, partial) from None
             continue
-        if error:
-            raise RankFailed(f"rank {rank}: {error}")
-        done[rank] = result
+        if error == PARTIAL:
+            partial = result
+        elif error:
+            raise RankFailed(f"rank {rank}: {error}", partial)
+        else:
+            done[rank] = result
     return done[0]
 
 
@@ -70,8 +89,16 @@ def _rank(rank: int, job: Job, queue: Any, verbose: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
+    started = time.monotonic()
+
+    def tell(text: str, result: Result) -> None:
+        if rank == 0:
+            queue.put((rank, result, PARTIAL))
+        if verbose:
+            print(f"  {time.monotonic() - started:5.0f} s  {text}", flush=True)
+
     try:
-        result = work(rank, job, lambda text: print(f"  {text}", flush=True) if verbose else None)
+        result = work(rank, job, tell)
         queue.put((rank, result, ""))
     except BaseException as error:
         traceback.print_exc()

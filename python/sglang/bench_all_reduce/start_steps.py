@@ -156,8 +156,24 @@ def fusion_compile(context: Context) -> str:
     return "compiled or found"
 
 
+def descriptor_exchange(context: Context) -> str:
+    """The exchange that carries its memory handles, with a harmless file: barriers on NCCL, and Unix sockets that are
+    read without a time limit (PosixFDHandleExchanger)."""
+    import torch.distributed as dist
+    from flashinfer.comm.mnnvl import PosixFDHandleExchanger, TorchDistBackend
+
+    exchanger = PosixFDHandleExchanger(TorchDistBackend(group=dist.group.WORLD), context.rank, context.size)
+    own = os.open(os.devnull, os.O_RDONLY)
+    received = exchanger.allgather(own)
+    for descriptor in {own, *received}:
+        os.close(descriptor)
+    exchanger.close()
+    return f"{len(received)} descriptors"
+
+
 def fusion_workspace(context: Context) -> str:
-    """Its workspace: memory handles as file descriptors over Unix sockets, received without a time limit."""
+    """Its workspace: memory made exportable, exchanged as above, mapped. ``trtllm`` is upstream's choice on SM90 and
+    makes no multicast object; on SM100 upstream takes ``mnnvl``, which does, and which is not tried here."""
     import torch
     import torch.distributed as dist
     from flashinfer.comm import create_allreduce_fusion_workspace
@@ -206,6 +222,7 @@ STEPS = (
     Step("upstream's custom all-reduce", custom),
     Step("torch's NCCL barrier", nccl_barrier),
     Step("compiling FlashInfer's fused all-reduce", fusion_compile),
+    Step("FlashInfer's exchange of handles", descriptor_exchange),
     Step("FlashInfer's fused workspace", fusion_workspace),
     Step("one-shot preflight", one_shot),
 )

@@ -57,8 +57,13 @@ class Result:
     gpu: str = ""
 
 
-def work(rank: int, job: Job, report: Callable[[str], None]) -> Result:
+def work(rank: int, job: Job, report: Callable[[str, Result], None]) -> Result:
     """Measure on this rank. Collective.
+
+    Args:
+        rank: of this process.
+        job: the same on all ranks.
+        report: called before each message with what comes, and what was measured so far.
 
     Raises:
         Silent: a rank did not answer.
@@ -80,7 +85,7 @@ def work(rank: int, job: Job, report: Callable[[str], None]) -> Result:
             if why:
                 result.missing[key] = why
                 continue
-            report(f"{method.name} {method.kind}, {rows} rows")
+            report(f"{method.name} {method.kind}, {rows} rows", result)
             x = torch.zeros(rows, job.hidden, dtype=job.dtype, device=device)
             mine = measure.samples(method, x, job.repeats, dist.barrier, job.steps)
             # A reduction is done when its slowest rank is.

@@ -62,7 +62,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class SliceOptions:
-    """What all engines of a fleet share."""
+    """What all engines of a fleet share. ``arguments`` are further ones of ``sglang.Engine``."""
 
     device: str = "cuda"
     backend: str = "triton"
@@ -72,6 +72,8 @@ class SliceOptions:
     random_router: bool = True
     start_limit_s: float = 300.0
     answer_limit_s: float = 300.0
+    ranks: int = 1
+    arguments: tuple[tuple[str, Any], ...] = ()
 
 
 def stock_topics() -> tuple[str, ...]:
@@ -290,6 +292,9 @@ def engine_arguments(spec: EngineSpec, options: SliceOptions, target: str, draft
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": spec.steps + 1,
         }
+    if options.ranks > 1:
+        arguments["tp_size"] = options.ranks
+    arguments |= dict(options.arguments)
     arguments |= dict(spec.arguments)
     return arguments
 

@@ -170,6 +170,10 @@ def _case(
     }
     if spec.steps:
         case["accept_length"] = spec.accept_length
+    if options.ranks > 1:
+        case["ranks"] = options.ranks
+    for name, value in options.arguments:
+        case[name] = value if isinstance(value, (str, int, float, bool)) else str(value)
     return case
 
 

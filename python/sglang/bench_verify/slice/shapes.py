@@ -153,10 +153,13 @@ def find(name: str) -> Shape:
         ) from error
 
 
-def rank_slice(shape: Shape, tp: int = 8, layers: int = 12, experts: int | None = None) -> Shape:
-    """The share of one of ``tp`` ranks, with ``layers`` layers.
+def rank_slice(
+    shape: Shape, tp: int = 8, layers: int = 12, experts: int | None = None, ranks: int = 1
+) -> Shape:
+    """The share of ``ranks`` neighbours among ``tp`` ranks, with ``layers`` layers.
 
     Args:
+        ranks: GPUs that the slice is served on; each of them then holds one rank's share, and reductions are real.
         layers: layers kept; one dense layer stays where the model has any.
         experts: experts kept; None keeps all. Fewer save memory and shrink the expert union of a verify
             (64 experts: 21.1 for 3 tokens, 384 experts: 23.5), which the row reports.
@@ -173,11 +176,11 @@ def rank_slice(shape: Shape, tp: int = 8, layers: int = 12, experts: int | None 
         raise ShapeError(f"{kept} experts are fewer than the {shape.experts_per_token} that a token needs")
     return dataclasses.replace(
         shape,
-        name=f"{shape.name}-tp{tp}-rank",
-        heads=shape.heads // tp,
-        expert_width=shape.expert_width // tp,
-        dense_width=shape.dense_width // tp,
-        vocabulary=shape.vocabulary // tp,
+        name=f"{shape.name}-tp{tp}-rank" + (f"s{ranks}" if ranks > 1 else ""),
+        heads=shape.heads // tp * ranks,
+        expert_width=shape.expert_width // tp * ranks,
+        dense_width=shape.dense_width // tp * ranks,
+        vocabulary=shape.vocabulary // tp * ranks,
         layers=layers,
         dense_layers=min(shape.dense_layers, 1),
         experts=kept,

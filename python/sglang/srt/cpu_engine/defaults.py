@@ -6,11 +6,19 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["announce", "environment_defaults", "pool_tokens", "refuses_paged_trees", "server_defaults"]
+__all__ = [
+    "announce",
+    "environment_defaults",
+    "group_without_nccl",
+    "pool_tokens",
+    "refuses_paged_trees",
+    "server_defaults",
+    "threads_of_ranks",
+]
 
 logger = logging.getLogger("sglang.fork.cpu")
 
@@ -26,8 +34,47 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:
+    """Return the number of memory nodes of this machine, 1 where it is not known."""
+    return max(1, len(list(root.glob("node[0-9]*"))))
+
+
+def threads_of_ranks(cpus: Sequence[int], ranks: int) -> str:
+    """Return which CPUs each rank computes on, as upstream's variable has it: lists of a rank, divided by bars.
+
+    Neighbours go to one rank, in shares that differ by one CPU at most; with fewer CPUs than ranks they take turns.
+    """
+    ordered = sorted(cpus)
+    shares = [
+        ordered[rank * len(ordered) // ranks : (rank + 1) * len(ordered) // ranks] for rank in range(ranks)
+    ]
+    if len(ordered) < ranks:
+        shares = [[ordered[rank % len(ordered)]] for rank in range(ranks)]
+    return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def group_without_nccl(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around `init_model_parallel_group`: ranks on a CPU get no NCCL communicator and no custom all-reduce.
+
+    Upstream makes one wherever the library is installed, as it is beside any CUDA build of torch, and NCCL then fails
+    for want of a GPU. The tests of `use_pynccl` name the platforms that have none, the CPU not among them. The custom
+    all-reduce fails too, with a warning that says nothing.
+    """
+    from sglang.srt.utils import is_cpu
+
+    if is_cpu() and len(args) < 4:
+        kwargs.update(use_pynccl=False, use_custom_allreduce=False)
+    return original(*args, **kwargs)
+
+
 def environment_defaults(
-    environment: MutableMapping[str, str], *, compile_wanted: bool, cpus: int
+    environment: MutableMapping[str, str],
+    *,
+    compile_wanted: bool,
+    cpus: int,
+    ranks: int = 1,
+    nodes: int = 1,
+    which: Sequence[int] = (),
 ) -> dict[str, str]:
     """Set the variables that decide speed on a CPU; return what was set, with the reason.
 
@@ -35,6 +82,9 @@ def environment_defaults(
         environment: changed in place; variables that are present are left alone.
         compile_wanted: the user asked for torch.compile.
         cpus: CPUs this process may run on.
+        ranks: tensor-parallel ranks of the server.
+        nodes: memory nodes of the machine.
+        which: numbers of those CPUs.
     """
     done = {}
 
@@ -49,6 +99,12 @@ def environment_defaults(
         str(threads),
         f"half of {cpus} CPUs: the server is three processes, and waiting OpenMP threads spin",
     )
+    if ranks > nodes and which:
+        default(
+            "SGLANG_CPU_OMP_THREADS_BIND",
+            threads_of_ranks(which, ranks),
+            f"{ranks} ranks on {nodes} memory node(s): upstream asks for the CPUs of each",
+        )
     if not compile_wanted:
         for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
             default(name, "1", "compiling small functions costs up to minutes at the first requests")
@@ -103,7 +159,14 @@ def announce(original: Callable[[Any], Any], args: Any) -> Any:
     if args.device != "cpu":
         return result
     _set.update(
-        environment_defaults(os.environ, compile_wanted=args.enable_torch_compile, cpus=usable_cpus())
+        environment_defaults(
+            os.environ,
+            compile_wanted=args.enable_torch_compile,
+            cpus=usable_cpus(),
+            ranks=args.tp_size,
+            nodes=numa_nodes(),
+            which=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (),
+        )
     )
     sys.dont_write_bytecode = False
     if _set:

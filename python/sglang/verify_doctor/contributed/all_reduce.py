@@ -35,7 +35,20 @@ def gather() -> dict[str, Any]:
         "tables": tables(table_file.folder()),
         "named": (table_file.recorded([Path(named)]) if named else [None])[0],
         "setting": os.environ.get(SETTING, "").strip() or "auto",
+        "start_probe": _last_probe(),
     }
+
+
+def _last_probe() -> dict[str, Any] | None:
+    """The last run of the start probe: when, and its outcomes."""
+    from sglang.bench_all_reduce import start_probe
+
+    path = start_probe.last()
+    found = start_probe.load(path)
+    if not found:
+        return None
+    taken = time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime))
+    return {"taken": taken, "outcomes": [dataclasses.asdict(entry) for entry in found]}
 
 
 def _name_seconds(limit_s: float = 10.0) -> float | None:
@@ -168,7 +181,13 @@ def _unmeasured(facts: Mapping[str, Any]) -> list[Finding]:
 
 
 def start(facts: Mapping[str, Any], mode: str) -> list[Finding]:
-    """The set-up in which upstream's start stood still for minutes, with what is known about it."""
+    """Which step of a start of several ranks stands still, by the last probe of this machine.
+
+    Without one: the set-up in which upstream's start stood still for minutes, with what is known about it.
+    """
+    probe = section(facts, "all_reduce").get("start_probe")
+    if probe:
+        return _probed(probe)
     gpus = section(facts, "nvidia").get("gpus") or []
     virtual = "hypervisor" in (section(facts, "host", "cpu").get("features") or [])
     pair = nvidia.capability(gpus[0].get("capability")) if gpus else None
@@ -181,6 +200,28 @@ def start(facts: Mapping[str, Any], mode: str) -> list[Finding]:
             "not established; a server of this fork says after 60 s where it stands, `python -m "
             "sglang.bench_all_reduce.start_probe` tries each step, and --enforce-disable-flashinfer-allreduce-fusion "
             "leaves out the step that is suspected first",
+        )
+    ]
+
+
+def _probed(probe: Mapping[str, Any]) -> list[Finding]:
+    from sglang.bench_all_reduce import start_probe
+
+    outcomes = [start_probe.Outcome(**entry) for entry in probe["outcomes"]]
+    bad = [
+        entry for entry in outcomes if entry.variant == start_probe.BASE and entry.state in start_probe.BAD
+    ]
+    if not bad:
+        tried = sum(entry.variant == start_probe.BASE and entry.state == "ok" for entry in outcomes)
+        return [
+            ok("ranks", f"a start of two ranks: {tried} steps tried on {probe['taken']}, none stood still")
+        ]
+    return [
+        warning(
+            "ranks",
+            f"a start of two ranks stood still or failed ({probe['taken']}): {start_probe.conclude(outcomes)[0]}; "
+            f"{bad[0].detail}",
+            start_probe.cure(outcomes),
         )
     ]
 

@@ -175,11 +175,12 @@ def _open(group: Group, exchange: Exchange, opener: Opener) -> tuple[OneShotKern
 
 
 def _plan(look: Look, said: list[RankFacts]) -> dict[str, Any]:
-    facts = dict(look())
+    simulated = said[0].mode == gate.SIMULATE
+    facts = {} if simulated else dict(look())
     machine = topology.from_facts(facts)
     indices = [machine.index_of(fact.bus) for fact in said]
     key = Key(said[0].name, machine.link(indices), len(said), machine.driver)
-    if said[0].mode == "force":
+    if said[0].mode in ("force", gate.SIMULATE):
         table, advice = forced(key), ""
     else:
         found = table_file.find(key, settings.table())
@@ -191,6 +192,8 @@ def _plan(look: Look, said: list[RankFacts]) -> dict[str, Any]:
 
 def rank_facts(device: torch.device) -> RankFacts:
     """This rank about itself."""
+    if device.type == "cpu":
+        return RankFacts(platform.node(), f"cpu{os.getpid()}", "cpu", (0, 0), settings.mode(), os.getpid())
     found: Any = torch.cuda.get_device_properties(device)
     bus = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
     return RankFacts(

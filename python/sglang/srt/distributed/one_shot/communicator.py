@@ -50,7 +50,7 @@ class Communicator:
 
     def _decide(self, kind: str, rows: int, hidden: int, dtype: torch.dtype) -> Choice:
         spec = self.kernels.workspaces[capture.EAGER]
-        admission = admit(rows, hidden, dtype, self.kernels.world_size, spec)
+        admission = admit(rows, hidden, dtype, self.kernels.world_size, spec, dtypes=self.kernels.dtypes)
         if not admission:
             return Choice(STOCK, admission.reason)
         return self.table.choose(kind, rows * hidden * dtype.itemsize)

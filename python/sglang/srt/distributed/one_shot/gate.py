@@ -33,19 +33,28 @@ class Decision:
 YES = Decision(True)
 
 
-def group(name: str, device: str, ranks: int) -> Decision:
+#: The setting with which ranks on a CPU reduce through simulated peers.
+SIMULATE = "simulate"
+
+
+def group(name: str, device: str, ranks: int, mode: str = "auto") -> Decision:
     """Whether a process group may have the communicator at all; what upstream alone can tell.
 
     Args:
         name: upstream's name of the group without its number (``tp``, ``attention_tp``, ``pp`` ...).
         device: device type of the group, ``cuda`` or other.
         ranks: its size.
+        mode: ``settings.mode``.
     """
     if name not in GROUPS:
         return Decision(False, "another group", f"{name} keeps upstream's all-reduce")
     if ranks < MIN_RANKS:
         return Decision(False, "one rank", "nothing to reduce")
-    if device != "cuda":
+    if mode == SIMULATE and device != "cpu":
+        return Decision(
+            False, "peers are simulated on a CPU only", f"SGLANG_FORK_ALL_REDUCE={mode} on {device}"
+        )
+    if device != "cuda" and mode != SIMULATE:
         return Decision(False, "no GPU", f"{device} has no such kernel")
     if ranks > MAX_RANKS:
         return Decision(False, "too many ranks", f"{ranks} ranks, the kernels serve at most {MAX_RANKS}")
@@ -61,7 +70,7 @@ class RankFacts:
         bus: PCI slot of its GPU.
         name: of its GPU.
         capability: compute capability of its GPU.
-        mode: its setting, ``auto``, ``force`` or ``off``.
+        mode: its setting, ``auto``, ``force``, ``off`` or ``simulate``.
         pid: its process.
     """
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.fork import fallbacks
 from sglang.srt.distributed.one_shot import attach as attaching
-from sglang.srt.distributed.one_shot import capture, ending, gate
+from sglang.srt.distributed.one_shot import capture, ending, gate, settings
 from sglang.srt.distributed.one_shot.communicator import PATH, Communicator
 from sglang.srt.distributed.one_shot.exchange import Exchange
 from sglang.srt.distributed.one_shot.slow import telling
@@ -39,7 +39,7 @@ def init_group(original: Callable[..., None], self: Any, *args: Any, **kwargs: A
         return
     exchange = Exchange(_store(), self.rank_in_group, self.world_size, f"{self.unique_name}/{self.ranks}")
     watch = _watch(self, exchange)
-    decision = gate.group(name, self.device.type, self.world_size)
+    decision = gate.group(name, self.device.type, self.world_size, settings.mode())
     if not decision:
         states[self.unique_name] = attaching.State(self.unique_name, None, decision.reason, decision.detail)
         if decision.reason == "too many ranks":
@@ -166,7 +166,8 @@ def _may_defer() -> bool:
     if is_dp_attention_enabled() or not get_moe_a2a_backend().is_none():
         return False
     arguments = get_global_server_args()
-    if arguments.enforce_disable_flashinfer_allreduce_fusion or arguments.enable_deterministic_inference:
+    # --enforce-disable-flashinfer-allreduce-fusion is FlashInfer's: who starts without that still gets ours.
+    if arguments.enable_deterministic_inference:
         return False
     return arguments.get_model_config().hf_config.architectures[0] in knows
 

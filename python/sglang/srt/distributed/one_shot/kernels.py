@@ -72,6 +72,7 @@ def admit(
     ranks: int,
     spec: WorkspaceSpec | None = None,
     *,
+    dtypes: Sequence[torch.dtype] = DTYPES,
     contiguous: bool = True,
     aligned: bool = True,
 ) -> Admission:
@@ -83,13 +84,14 @@ def admit(
         dtype: of all tensors of the call.
         ranks: size of the group.
         spec: workspace it would use (default: the largest possible).
+        dtypes: what is served.
         contiguous: every tensor of the call is contiguous.
         aligned: every data pointer is a multiple of 16 bytes.
     """
     spec = spec or WorkspaceSpec()
     if not MIN_RANKS <= ranks <= MAX_RANKS:
         return Admission(False, f"number of ranks is outside {MIN_RANKS} to {MAX_RANKS}")
-    if dtype not in DTYPES:
+    if dtype not in dtypes:
         return Admission(False, f"dtype {str(dtype).removeprefix('torch.')} is not bfloat16 or float16")
     if hidden < VECTOR or hidden % VECTOR:
         return Admission(False, "hidden size is not a multiple of 8")
@@ -106,7 +108,12 @@ def admit(
     return Admission(True)
 
 
-def admit_tensors(*tensors: torch.Tensor, ranks: int, spec: WorkspaceSpec | None = None) -> Admission:
+def admit_tensors(
+    *tensors: torch.Tensor,
+    ranks: int,
+    spec: WorkspaceSpec | None = None,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> Admission:
     """:func:`admit` for the tensors of one call; the first one gives rows, hidden size and dtype."""
     first = tensors[0]
     if first.dim() < 1:
@@ -121,6 +128,7 @@ def admit_tensors(*tensors: torch.Tensor, ranks: int, spec: WorkspaceSpec | None
         first.dtype,
         ranks,
         spec,
+        dtypes=dtypes,
         contiguous=all(tensor.is_contiguous() for tensor in tensors),
         aligned=all(tensor.data_ptr() % 16 == 0 for tensor in tensors),
     )
@@ -137,10 +145,14 @@ class OneShotKernels(ABC):
     rank: int
     world_size: int
     workspaces: Mapping[str, WorkspaceSpec]
+    #: What is served; simulated peers may take more.
+    dtypes: Sequence[torch.dtype] = DTYPES
 
     def admit(self, *tensors: torch.Tensor, workspace: str = "eager") -> Admission:
         """Whether :meth:`all_reduce` and :meth:`all_reduce_rms_norm` take these tensors on that workspace."""
-        return admit_tensors(*tensors, ranks=self.world_size, spec=self.workspaces[workspace])
+        return admit_tensors(
+            *tensors, ranks=self.world_size, spec=self.workspaces[workspace], dtypes=self.dtypes
+        )
 
     def require(self, *tensors: torch.Tensor, workspace: str) -> None:
         """Raises Unsupported if :meth:`admit` refuses, with the shape in the message; KeyError: no such workspace."""
@@ -241,7 +253,7 @@ def open_kernels(
 
     Args:
         group: a CPU process group (gloo) of 2 to 8 ranks of one machine.
-        device: this rank's CUDA device. Two ranks may name the same one (tests).
+        device: this rank's CUDA device. Two ranks may name the same one (tests). A CPU: simulated peers.
         workspaces: name -> room; the same on every rank.
 
     Raises:
@@ -250,6 +262,10 @@ def open_kernels(
         Unsupported: number of ranks, or a spec outside the limits.
         Every rank raises if one does.
     """
+    if device.type == "cpu":
+        from sglang.srt.distributed.one_shot.simulated import open_simulated_kernels
+
+        return open_simulated_kernels(group, workspaces)
     from sglang.srt.distributed.one_shot.cuda import open_cuda_kernels
 
     return open_cuda_kernels(group, device, workspaces)

@@ -21,6 +21,8 @@ FUSED = "fused"
 
 #: A path of ours has to be this much faster than stock before it is taken: what repeats of one case differ by.
 MARGIN = 0.05
+#: A limit in bytes that no message reaches.
+EVERYTHING = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,10 @@ class Table:
             ),
         ]
         for kind in (PLAIN, FUSED):
-            spans = [f"{method} up to {limit} bytes" for method, limit in self._spans(kind)]
-            lines.append((kind, ", ".join([*spans, "stock above"] if spans else ["stock"])))
+            spans = self._spans(kind)
+            words = [f"{method} up to {limit} bytes" for method, limit in spans if limit < EVERYTHING]
+            rest = next((method for method, limit in spans if limit >= EVERYTHING), STOCK)
+            lines.append((kind, ", ".join([*words, f"{rest} above"] if words else [rest])))
         return lines
 
     def _spans(self, kind: str) -> list[tuple[str, int]]:
@@ -187,7 +191,7 @@ def forced(key: Key, method: str = ONE_SHOT) -> Table:
     """Every message that the gate admits (``SGLANG_FORK_ALL_REDUCE=force``)."""
     if method not in OURS:
         raise ValueError(f"method {method!r} is not one of {', '.join(OURS)}")
-    everything = ((method, 1 << 62),)
+    everything = ((method, EVERYTHING),)
     return Table(key, limits={PLAIN: everything, FUSED: everything}, origin="forced by the setting")
 
 

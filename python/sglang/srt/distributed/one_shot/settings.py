@@ -11,7 +11,7 @@ NAME = "SGLANG_FORK_ALL_REDUCE"
 
 
 def mode(environment: Mapping[str, str] = os.environ) -> str:
-    """``auto`` (the table decides), ``force`` (every message that the kernels admit) or ``off``.
+    """``auto`` (the table decides), ``force`` (every message that the kernels admit), ``off`` or ``simulate``.
 
     Raises:
         SettingError: any other word.

@@ -8,15 +8,19 @@ kernels ask for with release and acquire; what happens without them is the model
 from __future__ import annotations
 
 import mmap
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.distributed.one_shot.errors import PeerTimeout, Unsupported
+from sglang.srt.distributed.one_shot.errors import PeerTimeout, SharingFailed, Unsupported
 from sglang.srt.distributed.one_shot.kernels import (
+    DTYPES,
     PREFLIGHT,
     PREFLIGHT_LIMIT_S,
     WORKSPACES,
@@ -34,7 +38,11 @@ from sglang.srt.distributed.one_shot.protocol import (
     steps,
 )
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 _FLAG_BYTES = 8  # int64
+_ELEMENT_BYTES = 4  # room for the widest dtype
 
 # Called before each step; False skips it (a lost flag, a lost store); it may also sleep (a late rank).
 Intercept = Callable[[Step], bool]
@@ -52,7 +60,7 @@ class Fabric:
         self._bases: dict[str, tuple[int, int]] = {}
         size = 0
         for name, spec in self.workspaces.items():
-            slot = spec.max_rows * spec.max_hidden * 2
+            slot = spec.max_rows * spec.max_hidden * _ELEMENT_BYTES
             self._bases[name] = (size, slot)
             cells = ranks * self.channels(name) * 2 * ranks
             size += cells * (_FLAG_BYTES + 2 * slot)
@@ -87,7 +95,11 @@ class Fabric:
 
 
 class SimulatedKernels(OneShotKernels):
-    """One rank of a :class:`Fabric`. A wait polls; a bounded one raises PeerTimeout where the GPU writes a record."""
+    """One rank of a :class:`Fabric`. A wait polls; a bounded one raises PeerTimeout where the GPU writes a record.
+
+    ``dtypes`` are the kernels' own unless told otherwise: a server that is held against one rank's texts computes in
+    float32, which only simulated peers take.
+    """
 
     def __init__(
         self,
@@ -96,10 +108,11 @@ class SimulatedKernels(OneShotKernels):
         *,
         safety: Safety = SAFE,
         intercept: Intercept | None = None,
+        dtypes: Sequence[torch.dtype] = DTYPES,
     ) -> None:
         self.fabric, self.rank, self.world_size = fabric, rank, fabric.ranks
         self.workspaces = fabric.workspaces
-        self._safety, self._intercept = safety, intercept
+        self._safety, self._intercept, self.dtypes = safety, intercept, tuple(dtypes)
         self._epochs: dict[tuple[str, int], int] = {}
         self._failed: dict[str, PeerTimeout] = {}
         self._aborted = threading.Event()
@@ -212,7 +225,13 @@ class SimulatedKernels(OneShotKernels):
             else:
                 sent = parts[ranks.index(step.peer)] if stage else outgoing[mine]
                 raw = self.fabric.slot(
-                    workspace, self.rank, channel, stage, step.peer, step.buffer, sent.numel() * 2
+                    workspace,
+                    self.rank,
+                    channel,
+                    stage,
+                    step.peer,
+                    step.buffer,
+                    sent.numel() * sent.element_size(),
                 )
                 gathered[step.peer] = raw.clone().view(x.dtype)
         if variant is Variant.TWO_STAGE:
@@ -246,6 +265,36 @@ class SimulatedKernels(OneShotKernels):
             time.sleep(0)
 
 
+def open_simulated_kernels(
+    group: ProcessGroup, workspaces: Mapping[str, WorkspaceSpec] = WORKSPACES
+) -> SimulatedKernels:
+    """Simulated peers among the ranks of a CPU process group; float32 is served too. Collective.
+
+    The memory is a file that has no name any more once all ranks have mapped it.
+
+    Raises:
+        SharingFailed: a rank cannot map it; on every rank, naming it.
+    """
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    place: list[str] = [tempfile.mkdtemp(prefix="sglang-peers-") if rank == 0 else ""]
+    dist.broadcast_object_list(place, src=dist.get_process_group_ranks(group)[0], group=group)
+    folder, fabric, problem = Path(place[0]), None, ""
+    try:
+        fabric = Fabric(ranks, workspaces, folder / "fabric")
+    except OSError as error:
+        problem = str(error)
+    problems: list[str] = [""] * ranks
+    dist.all_gather_object(problems, problem, group=group)
+    if rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    if fabric is None or any(problems):
+        words = [f"rank {other}: {text}" for other, text in enumerate(problems) if text]
+        raise SharingFailed(f"simulated peers: {'; '.join(words)}")
+    return SimulatedKernels(fabric, rank, dtypes=(*DTYPES, torch.float32))
+
+
 def spawn_threads(ranks: int, work: Callable[[int], object], deadline_s: float = 60.0) -> list[object]:
     """Run ``work(rank)`` in one thread a rank and return the results (an exception is a result).
 
@@ -271,4 +320,11 @@ def spawn_threads(ranks: int, work: Callable[[int], object], deadline_s: float =
     return results
 
 
-__all__ = ["Fabric", "Intercept", "SimulatedKernels", "peers_of", "spawn_threads"]
+__all__ = [
+    "Fabric",
+    "Intercept",
+    "SimulatedKernels",
+    "open_simulated_kernels",
+    "peers_of",
+    "spawn_threads",
+]

@@ -16,24 +16,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sglang.fork import counters
+from sglang.srt.distributed.one_shot import start_places
 
 logger = logging.getLogger("sglang.fork")
 
 LIMIT_S = 60.0
 #: Programs of a build that is under way.
 COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cudafe++", "cc1plus", "c++", "g++")
-#: Words in a stack, innermost frames first, and what they mean. The first that fits is told.
-SIGNS = (
-    ("recv_fd", "waits for another rank's memory handle on a Unix socket, which has no time limit"),
-    ("build_and_load", "builds or loads a compiled module"),
-    ("ncclCommInitRank", "NCCL connects the ranks"),
-    ("barrier", "waits for the other ranks in a barrier"),
-    ("rendezvous", "ranks exchange symmetric memory"),
-    ("all_gather_object", "waits for the other ranks in an exchange over the CPU group"),
-    ("broadcast_object_list", "waits for the other ranks in an exchange over the CPU group"),
-    ("new_group", "the ranks make a process group"),
-    ("synchronize", "waits for the GPU"),
-)
+#: Functions that wait wherever they are called from, for stacks at none of ``start_places``.
+SIGNS = {
+    "barrier": "waits for the other ranks in a barrier",
+    "all_gather_object": "waits for the other ranks in an exchange over the CPU group",
+    "broadcast_object_list": "waits for the other ranks in an exchange over the CPU group",
+    "synchronize": "waits for the GPU",
+}
 
 
 @contextmanager
@@ -67,16 +63,20 @@ def _stack(thread: int) -> list[str]:
 def diagnose(stack: Sequence[str], programs: Sequence[str]) -> str:
     """What a step waits for, from its stack (outermost first) and the programs that run below this process.
 
-    A compiler that runs is the answer whatever the stack says; else the innermost frame with a known sign.
+    A compiler that runs is said first, whatever the stack says. Then the place of ``start_places`` with what starts
+    without it, or the innermost function that waits.
     """
     running = [name for name in COMPILERS if name in programs]
-    if running:
-        return f"a compiler is at work ({', '.join(running)})"
-    for line in reversed(stack):
-        for word, meaning in SIGNS:
-            if word in line:
-                return meaning
-    return "no known sign in its stack"
+    words = [f"a compiler is at work ({', '.join(running)})"] if running else []
+    place = start_places.identify(stack)
+    if place is not None:
+        words.append(
+            f"at {place.name}: {place.waits_for}" + (f"; cure: {place.switch}" if place.switch else "")
+        )
+    elif not running:
+        waiting = [SIGNS[name] for _, name in start_places.frames_of(stack) if name in SIGNS]
+        words.append(waiting[-1] if waiting else "no known sign in its stack")
+    return "; ".join(words)
 
 
 def descendants(pid: int, proc: Path = Path("/proc")) -> list[str]:

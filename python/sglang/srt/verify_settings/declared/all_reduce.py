@@ -11,9 +11,10 @@ SETTINGS = (
         "SGLANG_FORK_ALL_REDUCE",
         "choice",
         "auto",
-        "One-shot all-reduce: auto (the table decides), force (every message that the kernels admit) or off",
+        "One-shot all-reduce: auto (the table decides), force (every message that the kernels admit), off, or "
+        "simulate (ranks on a CPU, for tests)",
         _READER,
-        choices=("auto", "force", "off"),
+        choices=("auto", "force", "off", "simulate"),
     ),
     Setting(
         "SGLANG_FORK_ALL_REDUCE_TABLE",
