@@ -15,6 +15,7 @@ from fake_server import Handler, serving
 from sglang.bench_verify.__main__ import main, with_command
 from sglang.bench_verify.client import Client, ServerError
 from sglang.bench_verify.commands.launch import draft_steps, topics_named
+from sglang.bench_verify.commands.slice import last_line
 from sglang.bench_verify.launch import LaunchError
 from sglang.bench_verify.rows import Results
 from sglang.bench_verify.show import print_table
@@ -38,6 +39,13 @@ def test_without_a_command_the_demo_runs(words: list[str], meant: list[str]) -> 
     assert with_command(words) == meant
 
 
+def test_an_engine_that_ended_is_told_in_a_line() -> None:
+    assert last_line("engine fork ended\nwarning\n  File x\nArgumentFault: draft names no layers\n\n") == (
+        "ArgumentFault: draft names no layers"
+    )
+    assert last_line("") == "no reason was given"
+
+
 def foreign(tmp_path: Path) -> str:
     path = tmp_path / "foreign.json"
     path.write_text('{"a": 1}')
@@ -58,6 +66,10 @@ WRONG: list[tuple[list[str], str]] = [
     (["launch", "--model", "m", "--draft", "d", "--server-args", "a 'b"], "--server-args"),
     (["demo", "--models", "nowhere"], "run from the repository's root"),
     (["slice", "--model", "kimi-k9"], "kimi-k9"),
+    (["slice", "--layers", "2"], "distinct from 7 layers on"),
+    (["slice", "--variants", "stock"], "--variants 'stock'"),
+    (["slice", "--steps", "0,9"], "--steps 9 is above 4"),
+    (["slice", "--most-tokens", "5"], "--most-tokens leaves no case"),
     (["tables", "no.md"], "no.md"),
 ]
 

@@ -8,15 +8,20 @@ import tempfile
 
 from sglang.bench_verify.commands.server import interrupted, positive
 from sglang.bench_verify.environment import Rank, capture, under_load
+from sglang.bench_verify.errors import BenchError
 from sglang.bench_verify.keeper import Keeper
 from sglang.bench_verify.progress import await_file, progress
-from sglang.bench_verify.rows import Results, Row
+from sglang.bench_verify.rows import VARIANTS, Results, Row
 from sglang.bench_verify.show import print_table, print_verdicts, slice_rows
 from sglang.bench_verify.slice import plan as plans
 from sglang.bench_verify.slice.derived import statistics_cost
 from sglang.bench_verify.slice.engines import EngineError, Fleet, SliceOptions
 from sglang.bench_verify.slice.shapes import find, rank_slice
 from sglang.bench_verify.verdict import DEFAULT_RATES, verdicts
+
+# Draft steps that the bench compares, and target layers that an EAGLE-3 draft of default layers needs.
+MOST_STEPS = 4
+FEWEST_LAYERS = 7
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -112,8 +117,16 @@ def run(args: argparse.Namespace) -> int:
         most_tokens=args.most_tokens[0],
     )
     if not plan.cases():
-        print("error: --most-tokens leaves no case; raise it or give smaller --contexts")
-        return 2
+        raise BenchError("--most-tokens leaves no case; raise it or give smaller --contexts")
+    if unknown := [name for name in plan.variants if name not in VARIANTS]:
+        raise BenchError(f"--variants {unknown[0]!r} is not one of {', '.join(VARIANTS)}")
+    if max(plan.steps) > MOST_STEPS:
+        raise BenchError(f"--steps {max(plan.steps)} is above {MOST_STEPS}")
+    if any(plan.steps) and shape.layers < FEWEST_LAYERS:
+        raise BenchError(
+            f"--layers {shape.layers}: a draft reads the target behind layers 2, half and last but three, which are "
+            f"distinct from {FEWEST_LAYERS} layers on; raise it, or measure --steps 0 alone"
+        )
     options = SliceOptions(
         device=args.device,
         backend=args.backend,
@@ -153,9 +166,15 @@ def run(args: argparse.Namespace) -> int:
         print_table(f"{shape.name}, {shape.layers} layers, {shape.experts} experts", slice_rows(rows))
         print_verdicts(verdicts(rows, args.accept_rates))
     for name, reason in failures.items():
-        print(f"not measured: {name}: {reason}")
+        print(f"not measured: {name}: {last_line(reason)}")
     keeper.finish(statistics_cost(rows))
     return status or (0 if rows else 1)
+
+
+def last_line(text: str) -> str:
+    """Where an engine that ended says why; what stands above it are warnings and the way there."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason was given"
 
 
 def _with_state(fleet: Fleet, row: Row, results: Results) -> Row:
