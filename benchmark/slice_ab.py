@@ -50,11 +50,15 @@ class Case:
 
 
 def specifications(names: Sequence[str], accept_length: float) -> list[EngineSpec]:
-    """Engines by name: ``{upstream,fork}-{decode,eagle3}``, with ``-no-TOPIC`` for a fork with one topic off."""
+    """Engines by name: ``{upstream,fork}-{decode,eagle3}``, with ``-no-TOPIC`` for a fork with one topic off.
+
+    ``-with-NAME=VALUE`` behind that sets a variable of the engine's environment.
+    """
     stock = stock_topics()
     found = []
     for name in names:
-        base, _, off = name.partition("-no-")
+        whole, _, variable = name.partition("-with-")
+        base, _, off = whole.partition("-no-")
         variant, _, kind = base.partition("-")
         if variant not in ("upstream", "fork") or kind not in ("decode", "eagle3"):
             raise SystemExit(
@@ -62,7 +66,15 @@ def specifications(names: Sequence[str], accept_length: float) -> list[EngineSpe
             )
         topics = stock if variant == "upstream" else tuple(part for part in off.split("+") if part)
         steps = 2 if kind == "eagle3" else 0
-        found.append(EngineSpec(name, steps, variant, topics_off=topics, accept_length=accept_length))
+        key, _, value = variable.partition("=")
+        if variable and not (key and value):
+            raise SystemExit(f"engine {name!r}: -with- needs NAME=VALUE")
+        environment = {key: value} if variable else {}
+        found.append(
+            EngineSpec(
+                name, steps, variant, topics_off=topics, accept_length=accept_length, environment=environment
+            )
+        )
     return found
 
 

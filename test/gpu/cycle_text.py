@@ -7,12 +7,13 @@ Prompts run alone, then all at once, so that requests wait, join and leave.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
 from tiny_text import MODELS, PROMPTS, prompts
 
-MAX_BATCH = 8
+MAX_BATCH = int(os.environ.get("CYCLE_TEXT_BATCH", "8"))
 SPLIT: dict[str, Any] = {"logit_bias": {"5": 0.0}}
 
 
@@ -40,7 +41,8 @@ def main() -> None:
         speculative_eagle_topk=1,
         speculative_num_draft_tokens=3,
     )
-    texts = prompts()
+    # More than run at once, so that requests wait, join and leave.
+    texts = prompts() * (1 + MAX_BATCH // 12)
     greedy: dict[str, Any] = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
     alone: dict[str, Any] = {}
     batch: dict[str, Any] = {}

@@ -1,11 +1,13 @@
-"""Runs ``interpreted/`` in a process where Triton interprets, and reports its failures as this test's."""
+"""Runs the interpreted checks in processes where Triton interprets, and reports their failures as these tests'."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from interpreter_run import assert_passes_interpreted
 
 
-def test_glue_under_the_interpreter() -> None:
-    assert_passes_interpreted(Path(__file__).parent / "interpreted", limit_s=300)
+@pytest.mark.parametrize("folder", ("interpreted", "interpreted_draw"))
+def test_kernels_under_the_interpreter(folder: str) -> None:
+    assert_passes_interpreted(Path(__file__).parent / folder, limit_s=400)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sglang.srt.speculative.cycle_graph.accept import accept_chain
 from sglang.srt.speculative.cycle_graph.buffers import Sampling
-from sglang.srt.speculative.cycle_graph.sampled import BYTES_PER_LOGIT, LARGEST_SCRATCH, choose, coins, fits
+from sglang.srt.speculative.cycle_graph.sampled import choose, coins
 from sglang.srt.speculative.sampling.filters import filtered_probabilities
 
 DRAWS = 20000
@@ -102,8 +102,3 @@ def test_greedy_rows_take_the_argmax_and_bad_rows_are_told() -> None:
         assert int(tokens[row]) == int(logits[row].argmax())
     assert torch.isfinite(maxima).tolist() == [True, False, True, False, True, False]
     assert tokens.min() >= 0 and tokens.max() < 9
-
-
-def test_scratch_is_bounded() -> None:
-    largest = LARGEST_SCRATCH // (3 * 163840 * BYTES_PER_LOGIT)
-    assert fits(largest, 3, 163840) and not fits(largest + 1, 3, 163840)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sglang.srt.speculative.cycle_graph.contexts import state_stays
 from sglang.srt.speculative.graph_policy import capture
 from sglang.srt.speculative.graph_policy.room import Room, estimate
 from sglang.srt.speculative.graph_policy.sizes import KindPlan
@@ -59,13 +60,10 @@ def build(model_runner: Any, reserved: int) -> tuple[Any, str | None]:
 def _as_plain(model_runner: Any) -> Iterator[None]:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    backend = model_runner.attn_backend
     algorithm = model_runner.spec_algorithm
     model_runner.spec_algorithm = SpeculativeAlgorithm.NONE
-    # Allocating again would pull the buffers from under the graphs of verify.
-    backend.init_cuda_graph_state = lambda *args, **kwargs: None
     try:
-        yield
+        with state_stays(model_runner.attn_backend):
+            yield
     finally:
         model_runner.spec_algorithm = algorithm
-        del backend.init_cuda_graph_state

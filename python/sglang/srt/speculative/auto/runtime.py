@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from sglang.srt.speculative.auto.cells import PLAIN, SPECULATE
 from sglang.srt.speculative.auto.controller import Controller, Scripted
 from sglang.srt.speculative.auto.plain import Stubs
 from sglang.srt.speculative.auto.rows import RowRing
+from sglang.srt.speculative.cycle_graph.contexts import as_draft
 
 logger = logging.getLogger("sglang.fork.auto")
 
@@ -102,7 +103,7 @@ class Runtime:
             return
         self._draft_behind = False
         self._write(batch, [int(getattr(request, OWED, 0)) for request in batch.reqs])
-        with self._as_draft():
+        with as_draft(self.worker.draft_worker):
             catch_up.seed(self.worker, self.ring, self._table(), batch)
         relay = relay_of(on_publish)
         if relay is not None and self._relayed is not None:
@@ -206,7 +207,7 @@ class Runtime:
 
     def _write(self, batch: Any, owed: list[int]) -> None:
         owed = [min(rows, self.ring.span) for rows in owed]
-        with self._as_draft():
+        with as_draft(self.worker.draft_worker):
             rows = catch_up.write_rows(self.worker.draft_worker, self.ring, self._table(), batch, owed)
         counters.add("spec_auto_caught_up_rows", rows)
         for request in batch.reqs:
@@ -215,20 +216,6 @@ class Runtime:
     def _table(self) -> torch.Tensor:
         table: torch.Tensor = self.worker.target_worker.model_runner.req_to_token_pool.req_to_token
         return table
-
-    @contextmanager
-    def _as_draft(self) -> Iterator[None]:
-        from sglang.srt.layers.moe.utils import (
-            speculative_moe_a2a_backend_context,
-            speculative_moe_backend_context,
-        )
-
-        draft = self.worker.draft_worker
-        with ExitStack() as stack:
-            stack.enter_context(draft.draft_tp_context(draft.draft_runner.tp_group))
-            stack.enter_context(speculative_moe_backend_context())
-            stack.enter_context(speculative_moe_a2a_backend_context())
-            yield
 
 
 def mean_context(batch: Any) -> int:

@@ -80,7 +80,8 @@ class VerifyInputs:
     """Static inputs of target verify, and its outputs.
 
     Shapes for W = S + 1 rows a request: ``rows``, ``lens`` int64 [B]; ``tokens``, ``positions``, ``slots`` int64
-    [B * W]; ``logits`` float [B * W, V]; ``hidden`` [B * W, A], the packed auxiliary states.
+    [B * W]; ``logits`` float [B * W, V]; ``hidden`` [B * W, A], the packed auxiliary states,
+    or [B * W, H] where verify projects them for the draft.
     """
 
     rows: torch.Tensor
@@ -221,6 +222,11 @@ class CycleBuffers:
     def steps(self) -> int:
         """Drafts a request (S)."""
         return self.width - 1
+
+    @property
+    def hidden_shared(self) -> bool:
+        """Whether draft extend reads its hidden states where verify leaves them."""
+        return self.extend.hidden.data_ptr() == self.verify.hidden.data_ptr()
 
     def check(self) -> None:
         """Raise ValueError when a tensor has another shape or layout than its description says."""

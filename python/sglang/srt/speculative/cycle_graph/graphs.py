@@ -5,14 +5,16 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from sglang.fork import counters
-from sglang.srt.speculative.cycle_graph import kernels, program, sampled
+from sglang.srt.speculative.cycle_graph import kernels, program
+from sglang.srt.speculative.cycle_graph.ahead.start import Ahead, ahead_of
 from sglang.srt.speculative.cycle_graph.buffers import RING, CycleBuffers
 from sglang.srt.speculative.cycle_graph.driver import add_child
+from sglang.srt.speculative.cycle_graph.ranks import Size, same_logits
 from sglang.srt.speculative.cycle_graph.wiring import Runners, prepare_relay, wire
 
 logger = logging.getLogger(__name__)
@@ -99,6 +101,12 @@ class CycleGraphs:
         self.entries[drawn, batch] = entry
         bisect.insort(self._sizes[drawn], batch)
 
+    def keep(self, sizes: set[Size]) -> None:
+        """Forget the graphs of all other sizes."""
+        self.entries = {size: entry for size, entry in self.entries.items() if size in sizes}
+        for drawn in self._sizes:
+            self._sizes[drawn] = [batch for batch in self._sizes[drawn] if (drawn, batch) in sizes]
+
     def sizes(self, drawn: bool = False) -> list[int]:
         """Captured batch sizes, ascending."""
         return list(self._sizes[drawn])
@@ -155,8 +163,15 @@ def capture(buffers: CycleBuffers, passes: ChildPasses, pool: Any, stream: Any) 
     return Entry(buffers, graph)
 
 
+def passes_of(runners: Runners, ahead: Ahead | None, rows: int) -> tuple[Runners, torch.Tensor | None]:
+    """The runners of a cycle of so many rows, and what its verify projects for the draft (None: nothing)."""
+    if ahead is None or rows not in ahead.rows:
+        return runners, None
+    return replace(runners, extend=ahead.extend), ahead.projected
+
+
 def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
-    """Parent graphs for every batch size that all three passes were captured at.
+    """Parent graphs for every batch size that all three passes were captured at, greedy and sampled.
 
     Raises:
         ValueError, GraphError, RuntimeError: a buffer is not as expected, or the driver refuses; the caller then
@@ -174,25 +189,21 @@ def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
     )
     pool = get_or_create_global_graph_memory_pool(torch.cuda)
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    vocabulary, ranks = int(runner.model_config.vocab_size), int(runner.ps.tp_size)
-    # Small batches first, so that it is the large ones that go without when room runs out; a draw's scratch is
-    # reused by smaller draws, so there the large ones come first.
-    sizes = [(False, batch) for batch in runners.batches()] + [
-        (True, batch) for batch in reversed(runners.batches())
-    ]
+    may_draw = same_logits(runner.model, int(runner.ps.tp_size))
+    # Small batches first, so that it is the large ones that go without when room runs out.
+    sizes = [(drawn, batch) for drawn in (False, True) for batch in runners.batches()]
     for drawn, batch in sizes:
-        # Several ranks would have to agree on the draw inside the graph, which has not been tried.
-        if drawn and (ranks > 1 or not sampled.fits(batch, graphs.width, vocabulary)):
+        if drawn and not may_draw:
             continue
-        scratch = sampled.scratch_bytes(batch, graphs.width, vocabulary) if drawn else 0
-        if torch.cuda.mem_get_info()[0] < LEAST_ROOM + scratch:
+        if torch.cuda.mem_get_info()[0] < LEAST_ROOM:
             logger.warning(
                 "cycle-graph: less than %.1f GiB are free, no graph for %s batches of %d; lower --mem-fraction-static",
-                (LEAST_ROOM + scratch) / 2**30, "sampled" if drawn else "greedy", batch,
+                LEAST_ROOM / 2**30, "sampled" if drawn else "greedy", batch,
             )  # fmt: skip
             continue
-        buffers = wire(runners, batch, relay, table, real_tokens=real_tokens, drawn=drawn)
-        children = tuple(runners.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
+        chosen, projected = passes_of(runners, ahead_of(worker), batch * graphs.width)
+        buffers = wire(chosen, batch, relay, table, real_tokens=real_tokens, drawn=drawn, projected=projected)
+        children = tuple(chosen.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
         try:
             graphs.add(capture(buffers, ChildPasses(children), pool, stream))
         except RuntimeError as error:

@@ -12,6 +12,7 @@ from sglang.srt.speculative.cycle_graph.admission import PATH, Admission, admit,
 from sglang.srt.speculative.cycle_graph.driver import KeptGraph
 from sglang.srt.speculative.cycle_graph.facts import batch_facts, server_facts, wants_kept_graphs
 from sglang.srt.speculative.cycle_graph.graphs import CycleGraphs, Launched, build
+from sglang.srt.speculative.cycle_graph.ranks import agreed
 
 logger = logging.getLogger(__name__)
 Original = Callable[..., Any]
@@ -35,6 +36,14 @@ def overlap_ready(original: Original, scheduler: Any, *args: Any, **kwargs: Any)
     admission, graphs = admit_server(server_facts(scheduler)), None
     if admission.ok:
         graphs, admission = _build(worker, scheduler.future_map)
+        sizes = agreed(
+            graphs.entries if graphs is not None else (), worker.target_worker.model_runner.tp_group
+        )
+        if graphs is not None and sizes != set(graphs.entries):
+            logger.warning(
+                "cycle-graph: another rank lacks graphs that this one has; %d are kept", len(sizes)
+            )
+            graphs.keep(sizes)
     if not admission.ok and str(worker.device).startswith("cuda"):
         logger.info("cycle-graph: every cycle runs as three graphs: %s", admission.reason)
     setattr(worker, ATTRIBUTE, (graphs, admission))

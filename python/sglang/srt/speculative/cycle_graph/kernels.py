@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 import triton
-from sglang.srt.speculative.cycle_graph import device, sampled
-from sglang.srt.speculative.cycle_graph.buffers import CycleBuffers
+from sglang.srt.speculative.cycle_graph import device, draw_kernel, steps
+from sglang.srt.speculative.cycle_graph.buffers import COUNTER, CycleBuffers
 
 # Columns that one program reduces or copies.
 COLUMNS = 4096
@@ -78,12 +78,13 @@ def verify_inputs(buffers: CycleBuffers) -> None:
 def accept(buffers: CycleBuffers) -> None:
     """See ``steps.accept``; two launches, the first of which also carries the hidden states over.
 
-    Where rows are drawn, the first is a mark and the operators of ``sampled.draw_rows``.
+    Where rows are drawn, three and a copy: a mark, the draw, acceptance.
     """
     b, vocabulary, width = buffers, buffers.verify.logits.shape[1], buffers.verify.hidden.shape[1]
     if b.sampling is None:
         shared = parts(vocabulary)
-        device.maxima_kernel[(b.batch * b.width, shared + parts(width))](
+        copied = 0 if b.hidden_shared else parts(width)
+        device.maxima_kernel[(b.batch * b.width, shared + copied)](
             b.control.state, b.verify.logits, b.verify.logits.stride(0), vocabulary,
             b.scratch.maxima, b.scratch.indices, b.verify.hidden, b.extend.hidden, width, b.results.marks,
             PARTS=shared, TIMED=_timed(b), COLS=COLUMNS, num_warps=8,
@@ -91,7 +92,10 @@ def accept(buffers: CycleBuffers) -> None:
     else:
         shared = 1
         device.mark_kernel[(1,)](b.control.state, b.results.marks, BOUNDARY=2, TIMED=_timed(b), num_warps=1)
-        sampled.draw_rows(b)
+        draw_kernel.draw(
+            b.control.state, COUNTER, b.verify.logits, b.sampling, b.scratch.maxima, b.scratch.indices
+        )
+        steps.carry(b)
     device.accept_kernel[(b.batch,)](
         b.control.state, b.control.rows, b.scratch.maxima, b.scratch.indices, b.scratch.maxima.stride(0),
         b.verify.tokens, b.scratch.prefix, b.scratch.kept, b.relay.lengths, b.relay.bonus,

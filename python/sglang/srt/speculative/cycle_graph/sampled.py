@@ -1,4 +1,4 @@
-"""Choosing one token a row by a draw, inside the graph.
+"""Choosing one token a row by a draw, in PyTorch: what ``draw_kernel`` must equal, and what a CPU runs.
 
 The same rule as in ``semantics``: a row's token is drawn from the target's filtered distribution, and a draft is kept
 where it equals the draw (docs/sampling.md). The draw inverts the distribution function at a uniform variate, which the
@@ -13,21 +13,7 @@ from sglang.srt.speculative.cycle_graph.buffers import COUNTER, CycleBuffers, Sa
 from sglang.srt.speculative.sampling.filters import filtered_probabilities
 from sglang.srt.speculative.sampling.rejection import draw
 
-# Scratch of a draw for each row and column (probabilities, sorted copy, ids, running sum in double, masks), bytes.
-BYTES_PER_LOGIT = 48
-# A captured draw may take this much of the graphs' memory; larger batches are sampled by upstream's path.
-LARGEST_SCRATCH = 512 << 20
 _MASK = 0xFFFFFFFF
-
-
-def scratch_bytes(batch: int, width: int, vocabulary: int) -> int:
-    """Memory that the draw of a batch takes for a moment."""
-    return batch * width * vocabulary * BYTES_PER_LOGIT
-
-
-def fits(batch: int, width: int, vocabulary: int) -> bool:
-    """Whether the draw of a batch keeps to ``LARGEST_SCRATCH``."""
-    return scratch_bytes(batch, width, vocabulary) <= LARGEST_SCRATCH
 
 
 def mix(value: torch.Tensor) -> torch.Tensor:
@@ -68,7 +54,7 @@ def choose(
 
     Returns:
         Tokens int64 [B * W]; largest logits float32 [B * W], +inf where a NaN is. A row that holds no numbers gets
-        some token: the caller ends its request by its maximum.
+        the first column of its maximum: the caller ends its request by that maximum.
     """
     width = logits.shape[0] // sampling.temperatures.shape[0]
     number = torch.where(torch.isnan(logits), float("inf"), logits.float())
@@ -85,7 +71,9 @@ def choose(
         rows(sampling.top_ps),
         rows(sampling.min_ps),
     )
-    return draw(probabilities, variates), maxima
+    # A bad row names the first column of its maximum, so that any two ways to draw agree on it.
+    first = (number == maxima.unsqueeze(-1)).int().argmax(dim=-1)
+    return torch.where(torch.isfinite(maxima), draw(probabilities, variates), first), maxima
 
 
 def draw_rows(buffers: CycleBuffers) -> None:
@@ -96,4 +84,3 @@ def draw_rows(buffers: CycleBuffers) -> None:
     chosen, maxima = choose(logits, buffers.sampling, coins(counter, logits.shape[0]))
     buffers.scratch.maxima[:, 0] = maxima
     buffers.scratch.indices[:, 0] = chosen.to(torch.int32)
-    buffers.extend.hidden.copy_(buffers.verify.hidden)

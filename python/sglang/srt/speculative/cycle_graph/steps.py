@@ -119,7 +119,13 @@ def settle(buffers: CycleBuffers, chosen: torch.Tensor, maxima: torch.Tensor) ->
     b.extend.correct.copy_(torch.where(live, outcome.kept - 1, width))
     b.extend.accepted.copy_(torch.where(live, outcome.kept, width))
     b.extend.widths.fill_(width)
-    b.extend.hidden.copy_(b.verify.hidden)
+    carry(b)
+
+
+def carry(buffers: CycleBuffers) -> None:
+    """Hidden states from verify to draft extend, where the two are not the same memory."""
+    if not buffers.hidden_shared:
+        buffers.extend.hidden.copy_(buffers.verify.hidden)
 
 
 def relay(buffers: CycleBuffers) -> None:
