@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,12 @@ from sglang.srt.speculative.cycle_graph.ahead.graphs import capture_extend
 from sglang.srt.speculative.cycle_graph.ahead.kernel import MOST_ROWS
 from sglang.srt.speculative.cycle_graph.ahead.projection import projection_of
 from sglang.srt.speculative.cycle_graph.contexts import as_draft
-from sglang.srt.verify_settings.catalogue import read_int
 
 logger = logging.getLogger(__name__)
 
 SETTING = "SGLANG_SPEC_PROJECT_AHEAD"
+# Off until a run on a GPU has shown what it takes off a cycle.
+DEFAULT_PROGRAMS = 0
 ATTRIBUTE = "fork_project_ahead"
 
 
@@ -37,7 +39,8 @@ class Ahead:
 
 def wanted() -> int:
     """Thread blocks of the projection; 0 where it is not made ahead."""
-    return read_int(SETTING, 0)
+    text = os.environ.get(SETTING, "").strip()
+    return int(text) if text.isdigit() else DEFAULT_PROGRAMS
 
 
 def make_branch(worker: Any, programs: int) -> tuple[Branch | None, str]:
