@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass, field
 
@@ -125,23 +124,14 @@ def test_probes_stay_within_their_budget(world: World) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@example(World(decode_ms=0.5, cycle_ms=64.0, accept=1.0))  # one probe takes as long as a thousand decodes
 @given(worlds)
 @example(World(decode_ms=0.5, cycle_ms=64.0, accept=1.0))  # one probe costs a twelfth of all that follows
 @example(World(decode_ms=0.5, cycle_ms=48.0, accept=1.0))
 def test_a_request_pays_at_most_five_per_cent(world: World) -> None:
-    """Steady state costs at most 1.05 plain decodes a token, however bad the draft is.
-
-    Over a time in which all that may be lost at once (the credit, what is saved of the budget, a probe that began
-    within it) is less than what the five per cent leave beside the budget.
-    """
+    """Steady state costs at most 1.05 plain decodes a token, however bad the draft is."""
     controller = Controller()
-    rules = controller.settings
-    first = run(controller, world, 12000)
-    probe = rules.epoch * world.cycle_ms * (1 + world.noise)
-    at_once = rules.credit_ms + rules.budget * first.ms + probe
-    steps = max(12000, math.ceil(at_once / (0.05 - 1.05 * rules.budget) / world.decode_ms))
-    steady = run(controller, world, steps)
+    run(controller, world, 12000)
+    steady = run(controller, world, 12000)
     assert steady.per_token <= 1.05 * world.decode_ms * (1 + world.noise)
 
 
