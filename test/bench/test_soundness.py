@@ -80,3 +80,10 @@ def test_a_case_whose_phases_do_not_stand_is_marked(
 def test_a_cycle_made_of_its_phases_is_no_evidence() -> None:
     made = Row("launch", "cpu", "fork", {"draft_tokens": 3}, {"cycle_ms": Metric(2.0, "ms")}, {"verify": 2.0})
     assert phases_over_cycle(made) == 1.0 and not measured_from_outside(made) and not doubts(made)
+
+
+def test_a_verdict_of_a_restless_machine_says_so() -> None:
+    (verdict,) = verdicts([BASE, row((1.0, 6.0), 3.0)])
+    assert "rough: repeats of the cycle differ by x6.0" in verdict.text()
+    (verdict,) = verdicts([BASE, row((3.4, 3.6), 3.0)])
+    assert "rough" not in verdict.text()

@@ -9,6 +9,8 @@ from sglang.bench_verify.rows import Row, context_label
 from sglang.bench_verify.soundness import PHASES, doubts
 from sglang.srt.speculative.stats.breakeven import best_drafted, judge
 
+# Repeats of one case further apart than this are those of a machine with other work: a verdict from them is said to be.
+RESTLESS = 1.5
 # Share of cycles that keep the draft token at position 1, 2, ...: a chat draft of accept length 2.0 at two
 # steps. A measured list takes its place wherever there is one.
 DEFAULT_RATES = (0.64, 0.36, 0.2, 0.11)
@@ -25,7 +27,7 @@ class Verdict:
         speedups: draft steps -> tokens a second over the baseline.
         needed: draft steps -> accept length at which it breaks even.
         shares: phase -> share of the cycle of the best (or only) draft length.
-        doubts: why those shares are rough, if they are.
+        doubts: why times or shares are rough, if they are.
     """
 
     variant: str
@@ -56,8 +58,8 @@ class Verdict:
             head += "; " + ", ".join(
                 f"{name.replace('_', ' ')} {100 * share:.0f}%" for name, share in largest
             )
-            if self.doubts:
-                head += f" (rough: {', '.join(self.doubts)})"
+        if self.doubts:
+            head += f" (rough: {', '.join(self.doubts)})"
         return head
 
 
@@ -94,6 +96,8 @@ def _judge(
             verdict.cycles_ms[width - 1] = row.metrics["cycle_ms"].value
             phases[width - 1] = row.phases_ms
             rough[width - 1] = doubts(row)
+            if (spread := row.metrics["cycle_ms"].spread) > RESTLESS:
+                rough[width - 1].append(f"repeats of the cycle differ by x{spread:.1f}")
     if not verdict.cycles_ms:
         return verdict
     verdict.best, verdict.speedups = best_drafted(verdict.cycles_ms, decode, rates)
@@ -102,7 +106,7 @@ def _judge(
     total = sum(shown.get(name, 0.0) for name in PHASES)
     if total > 0:
         verdict.shares = {name: shown[name] / total for name in PHASES if name in shown}
-        verdict.doubts = rough[verdict.best or max(verdict.cycles_ms)]
+    verdict.doubts = rough[verdict.best or max(verdict.cycles_ms)]
     return verdict
 
 
