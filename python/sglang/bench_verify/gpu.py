@@ -7,6 +7,7 @@ context on the GPU that is being measured, and a probe that hangs can be given u
 from __future__ import annotations
 
 import csv
+import os
 import re
 import statistics
 import subprocess
@@ -85,7 +86,16 @@ def _number(text: str) -> float | None:
 def probe(*command: str) -> str:
     """Standard output of a probe, or an empty string when it fails or takes too long."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+            # The forms that are read below are those of the C locale.
+            env=os.environ | {"LC_ALL": "C"},
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

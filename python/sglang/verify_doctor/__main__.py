@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,13 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     mode = options.serving or checks.serving(facts)
     if named:
-        facts["deployment"] = deployment.gather(
-            launch_arguments(options, rest, mode), facts, here=not options.source, mode=mode
-        )
+        argv = launch_arguments(options, rest, mode)
+        try:
+            facts["deployment"] = deployment.gather(argv, facts, here=not options.source, mode=mode)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # Facts of a file that name a machine which cannot be.
+            text = f"the facts describe no machine to plan for ({type(error).__name__}: {error})"
+            facts["deployment"] = {"argv": argv, "error": text}
         _models(facts, options)
     findings = checks.judge(facts, mode)
     return _show(options, findings, mode, facts)
@@ -140,10 +145,22 @@ def _show(options: argparse.Namespace, findings: list[Finding], mode: str, facts
             "findings": [finding.as_dict() for finding in findings],
             "facts": facts,
         }
-        print(json.dumps(content, indent=2, sort_keys=True))
+        _print(lambda: print(json.dumps(content, indent=2, sort_keys=True)))
     else:
-        report.show(findings, mode, facts=facts)
+        _print(lambda: report.show(findings, mode, facts=facts))
     return status
+
+
+def _print(show: Callable[[], None]) -> None:
+    """Show the report, whatever listens: a pipe that was closed early, or a terminal that lacks a character."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        show()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +50,8 @@ def fetch(url: str) -> dict[str, Any]:
 
 def _ours(state: Mapping[str, Any]) -> dict[str, Any]:
     """The statistics, with what other parts report beside them under their own names."""
-    found = dict(state.get("spec_stats") or {})
+    found = state.get("spec_stats")
+    found = dict(found) if isinstance(found, Mapping) else {}
     return found | {name: state[name] for name in BESIDE if name in state}
 
 
@@ -60,13 +61,28 @@ def judge(content: Mapping[str, Any]) -> list[Finding]:
     findings: list[Finding] = []
     for number, state in enumerate(states):
         group = "server" if len(states) == 1 else f"server, replica {number}"
-        findings += [replace(finding, group=group) for finding in _one(state)]
+        findings += [replace(finding, group=group) for finding in _asked(_one, state)]
         for other in registry.contributions()[0]:
             if other.server is not None:
                 findings += [
-                    replace(finding, group=f"{group}, {other.name}") for finding in other.server(state)
+                    replace(finding, group=f"{group}, {other.name}")
+                    for finding in _asked(other.server, state)
                 ]
     return findings or [note("server", "no scheduler reported anything")]
+
+
+def _asked(look: Callable[[Mapping[str, Any]], Iterable[Finding]], state: Mapping[str, Any]) -> list[Finding]:
+    """What one look at a state finds; a server of another version may report in another form."""
+    try:
+        return list(look(state))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return [
+            warning(
+                "server",
+                f"reports something that this doctor cannot read ({type(error).__name__}: {error})",
+                "use the doctor of the server's own version",
+            )
+        ]
 
 
 def _one(state: Mapping[str, Any]) -> list[Finding]:

@@ -12,11 +12,12 @@ from sglang.verify_doctor.facts.document import section
 
 def of(group: str, facts: Mapping[str, Any], width: int) -> list[str]:
     """Lines of the table that goes with a group, none where there is none or where it would be too wide."""
-    if group == "machine":
-        return fitting(gpus(facts), width)
-    if group == "links":
-        return fitting(matrix(facts), width)
-    return []
+    made = {"machine": gpus, "links": matrix}.get(group)
+    try:
+        return fitting(made(facts), width) if made is not None else []
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        # Facts from a file may be of any form, and the findings say so.
+        return []
 
 
 def fitting(rows: Sequence[Sequence[str]], width: int) -> list[str]:

@@ -17,7 +17,8 @@ from sglang.verify_doctor.checks import (
     settings,
     software,
 )
-from sglang.verify_doctor.findings import Finding
+from sglang.verify_doctor.facts.document import section
+from sglang.verify_doctor.findings import Finding, warning
 from sglang.verify_doctor.registry import Check, contributions
 
 # Groups in the order of the report. What another part contributes comes last, under its own name.
@@ -53,8 +54,7 @@ GROUPS: dict[str, tuple[Check, ...]] = {
 
 def serving(facts: Mapping[str, Any]) -> str:
     """What this machine is judged for when nothing is asked: ``gpu`` where there is any sign of one, else ``cpu``."""
-    nvidia = facts.get("nvidia") or {}
-    torch = facts.get("torch") or {}
+    nvidia, torch = section(facts, "nvidia"), section(facts, "torch")
     return "gpu" if nvidia.get("tool") or nvidia.get("driver") or torch.get("devices") else "cpu"
 
 
@@ -67,6 +67,21 @@ def judge(facts: Mapping[str, Any], mode: str | None = None) -> list[Finding]:
         replace(finding, group=group)
         for group, checks in groups.items()
         for check in checks
-        for finding in check(facts, chosen)
+        for finding in _asked(check, facts, chosen)
     ]
     return found + [replace(finding, group="doctor") for finding in broken]
+
+
+def _asked(check: Check, facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """A check's findings. Facts from a file may be of any form: what one check stumbles over costs only that check."""
+    try:
+        return list(check(facts, mode))
+    except Exception as error:
+        name = f"{check.__module__.rpartition('.')[2]}.{getattr(check, '__name__', 'check')}"
+        return [
+            warning(
+                "facts",
+                f"{name} cannot judge them ({type(error).__name__}: {error}), so nothing is said about it",
+                "record the facts again; if they are fresh, report this line",
+            )
+        ]

@@ -31,6 +31,15 @@ def driver(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     if mode == "cpu":
         return [note("driver", "no NVIDIA driver: this machine serves on its CPU")] if not version else []
     cuda = section(facts, "torch").get("cuda")
+    if found.get("tool") and found.get("answers") is False:
+        return [
+            fault(
+                "driver",
+                f"{version or 'a driver'} is installed, but nvidia-smi fails or gives no list of GPUs within 10 s",
+                "run `nvidia-smi`: a tool of another version than the driver asks for a reboot; one that hangs has a GPU "
+                "in trouble behind it, named after `Xid` in `dmesg`",
+            )
+        ]
     if not version:
         return [
             fault(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sglang.verify_doctor import registry
 from sglang.verify_doctor.facts import children, fork, host, load, nccl, nvidia, packages, pci, sysfs
+from sglang.verify_doctor.facts.reading import section
 
 VERSION = 1
 
 Facts = dict[str, Any]
+
+__all__ = ["VERSION", "Facts", "gather", "read", "section", "write"]
 
 
 def gather(*, under_load: bool = False) -> Facts:
@@ -41,7 +44,7 @@ def gather(*, under_load: bool = False) -> Facts:
         name: _guarded(look) for name, look in sections.items()
     }
     if under_load:
-        facts["load"] = _guarded(lambda: load.gather((facts["nvidia"] or {}).get("gpus") or []))
+        facts["load"] = _guarded(lambda: load.gather(list(section(facts, "nvidia").get("gpus") or [])))
     return facts
 
 
@@ -53,14 +56,6 @@ def _guarded(look: Callable[[], Any]) -> Any:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def section(facts: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """A nested section, empty where any part of the path is absent."""
-    found: Any = facts
-    for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
 def read(file: Path) -> Facts:
     """Facts from a file that ``write`` or ``--json`` made.
 
@@ -70,7 +65,7 @@ def read(file: Path) -> Facts:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     facts = content.get("facts", content) if isinstance(content, dict) else None
     if not isinstance(facts, dict) or "facts_version" not in facts:

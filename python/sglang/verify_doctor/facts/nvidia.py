@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.bench_verify.gpu import probe
+from sglang.verify_doctor.facts.reading import section
 
 FIELDS = {
     "name": "name",
@@ -41,15 +42,21 @@ PATHS = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
 
 
 def gather() -> dict[str, Any]:
-    """``tool``, ``driver``, ``gpus`` and ``paths``; without a driver only the first two, False and None."""
+    """``tool``, ``driver``, ``gpus`` and ``paths``; without a driver only the first two, False and None.
+
+    ``answers`` is False where the tool is there and fails, hangs, or prints something else.
+    """
     if shutil.which("nvidia-smi") is None:
         return {"tool": False, "driver": _kernel_driver()}
     query = probe("nvidia-smi", f"--query-gpu={','.join(FIELDS.values())}", "--format=csv,noheader,nounits")
     gpus = parse_gpus(query)
-    for gpu, more in zip(gpus, parse_query(probe("nvidia-smi", "-q")), strict=False):
+    # A tool that hangs costs its time limit once.
+    long = probe("nvidia-smi", "-q") if gpus else ""
+    for gpu, more in zip(gpus, parse_query(long), strict=False):
         gpu |= more
     facts: dict[str, Any] = {
         "tool": True,
+        "answers": bool(gpus),
         "driver": gpus[0]["driver"] if gpus else _kernel_driver(),
         "open_module": "open kernel module" in _read(DRIVER_VERSION).lower() or None,
         "parameters": parse_parameters(_read(DRIVER_PARAMETERS)),
@@ -188,5 +195,4 @@ def capability(text: object) -> tuple[int, int] | None:
 
 def count(facts: Mapping[str, Any]) -> int:
     """GPUs in the facts, by the driver or else by torch."""
-    gpus = (facts.get("nvidia") or {}).get("gpus") or (facts.get("torch") or {}).get("devices") or []
-    return len(gpus)
+    return len(section(facts, "nvidia").get("gpus") or section(facts, "torch").get("devices") or [])

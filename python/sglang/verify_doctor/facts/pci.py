@@ -16,6 +16,7 @@ from sglang.bench_verify.gpu import probe
 # The bits of the ACS control register that take a peer write away from the direct path.
 REDIRECTING = ("ReqRedir", "CmpltRedir")
 _SLOT = re.compile(r"^((?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)$")
+_GROUP = re.compile(r"IOMMU group: (\d+)")
 _SPEED = re.compile(r"Speed ([\d.]+)GT/s.*?Width x(\d+)")
 _WINDOW = re.compile(r"Memory at .*\[size=(\d+)([KMGT]?)\]")
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -74,8 +75,8 @@ def _detail(device: dict[str, Any], line: str) -> None:
         match = _SPEED.search(line)
         if match is not None:
             device["link_max" if line.startswith("LnkCap") else "link"] = [float(match[1]), int(match[2])]
-    elif line.startswith("IOMMU group:"):
-        device["iommu_group"] = int(line.split(":")[1])
+    elif match := _GROUP.match(line):
+        device["iommu_group"] = int(match[1])
     elif match := _WINDOW.search(line):
         size = int(match[1]) << _UNITS[match[2]]
         device["window_bytes"] = max(size, device["window_bytes"] or 0)
