@@ -107,6 +107,16 @@ def test_facts_that_name_no_real_machine(tmp_path: Path, capsys: pytest.CaptureF
     assert "describe no machine to plan for" in capsys.readouterr().out
 
 
+def test_code_of_a_checkpoint_is_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The doctor does not run it unasked, and says what the server would say."""
+    config = {"architectures": ["Own"], "model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n", encoding="utf-8")
+    assert main(["--from", str(FACTS / "h200_x1_vm.json"), "--model-path", str(tmp_path)]) == 1
+    assert "cure: add --trust-remote-code" in capsys.readouterr().out
+    assert not (tmp_path / "ran").exists()
+
+
 GOOD_ROW = "NVIDIA H200, 580.95.05, 9.0, 00000000:{:02x}:00.0, 143771, 700, 345, 1980, 5, 5, 16, 16, Disabled, 76, 3201, 3201, 28, 0, 0"
 Tools = Callable[..., None]
 

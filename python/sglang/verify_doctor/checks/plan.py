@@ -19,6 +19,14 @@ def resolution(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     found = section(facts, "deployment")
     if not found:
         return []
+    if "trust_remote_code" in str(found.get("error", "")):
+        return [
+            fault(
+                "deployment",
+                "the checkpoint brings code of its own, which the server runs only when told to",
+                "add --trust-remote-code if you trust its author",
+            )
+        ]
     if "error" in found:
         return [
             warning(

@@ -108,4 +108,7 @@ def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode < 0:
         return f"the process was killed by signal {-done.returncode}"
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1][:400] if lines else f"the process ended with status {done.returncode}"
+    ended = f"the process ended with status {done.returncode}"
+    return (
+        f"{lines[-1][:400]} ({ended})" if lines and done.returncode else lines[-1][:400] if lines else ended
+    )
