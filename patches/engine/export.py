@@ -28,12 +28,14 @@ from patches.engine.survey import archive_sources
 REST = "overlay"
 _AUTHOR = "fast-verify fork <fork@invalid>"
 _DATE = "2026-01-01T00:00:00+0000"
+_FORMAT = ("format-patch", "-1", "--stdout", "--zero-commit", "--no-signature", "--full-index", "--binary")
 
 
 def export(project: Project, *, wheel_directory: Path | None = None) -> list[Path]:
     """Write ``build/export/NNNN-topic.patch`` for every topic in force, in series order.
 
-    Beside it ``build/review/NNNN-topic.md`` says what a reviewer asks for. Overlay files that no topic owns come last, in a patch of their own.
+    Beside it ``build/review/NNNN-topic.md`` says what a reviewer asks for, and ``NNNN-topic.tests.patch`` adds the topic's
+    tests with the helper modules that they import. Overlay files that no topic owns come last, in a patch of their own.
 
     Raises:
         EngineError: a patch does not apply to clean upstream, or what it gives does not compile.
@@ -68,13 +70,40 @@ def export(project: Project, *, wheel_directory: Path | None = None) -> list[Pat
 def _cover_letters(
     project: Project, topics: list[Topic], patches: list[Path], folder: Path, base: str
 ) -> Path:
-    """``NNNN-topic.md`` for each topic, named like its patch."""
+    """``NNNN-topic.md`` for each topic, named like its patch, and its tests."""
     folder.mkdir()
     review = Review(project)
     for topic, patch_file in zip(topics, patches, strict=False):
         text = page.cover(topic, review, base, patch_file.read_text(encoding="utf-8"))
         (folder / f"{patch_file.stem}.md").write_text(text, encoding="utf-8")
+        tests = review.tests(topic)
+        if tests:
+            files = {
+                name: review.companions.texts[name] for name in (*tests, *review.companions.helpers(tests))
+            }
+            (folder / f"{patch_file.stem}.tests.patch").write_bytes(_added(files, f"{topic.name}: tests\n"))
     return folder
+
+
+def _added(files: dict[str, str], text: str) -> bytes:
+    """A patch that adds files, proven on an empty tree."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tree, clean = Path(scratch) / "tree", Path(scratch) / "clean"
+        for place in (tree, clean):
+            place.mkdir()
+            _git(place, "init", "--quiet")
+        _commit(tree, "nothing\n")
+        for name, content in files.items():
+            _put(tree, name, content.encode())
+        _commit(tree, text)
+        made = _git(tree, *_FORMAT, "--subject-prefix=PATCH")
+        item = Path(scratch) / "tests.patch"
+        item.write_bytes(made)
+        _git(clean, "apply", str(item))
+        for name, content in files.items():
+            if (clean / name).read_text(encoding="utf-8") != content:
+                raise EngineError(f"the exported tests give another {name}")
+    return made
 
 
 def _ownership(topics: list[Topic], overlay: dict[str, Path]) -> dict[str, dict[str, Path]]:
@@ -128,17 +157,7 @@ def _write_series(
         for file, path in owned[name].items():
             _put(tree, file, path.read_bytes())
         _commit(tree, text)
-        formatted = _git(
-            tree,
-            "format-patch",
-            "-1",
-            "--stdout",
-            "--zero-commit",
-            "--no-signature",
-            "--full-index",
-            "--binary",
-            f"--subject-prefix=PATCH {number}/{len(steps)}",
-        )
+        formatted = _git(tree, *_FORMAT, f"--subject-prefix=PATCH {number}/{len(steps)}")
         (made / f"{number:04d}-{name}.patch").write_bytes(formatted)
 
 

@@ -107,7 +107,13 @@ def cover(topic: Topic, review: Review, base: str, patch: str) -> str:
     else:
         lines += ["None: the topic changes what is answered, not how fast, or has not been measured."]
     lines += ["", "## Tests", ""]
-    lines += [f"- {name}" for name in review.tests(topic)] or ["None names it."]
+    tests = review.tests(topic)
+    lines += [f"- {name}" for name in tests] or ["None names it."]
+    if tests:
+        lines += [
+            "",
+            "The patch that ends in `.tests.patch` adds them and the helper modules that they import.",
+        ]
     lines += ["", "## Afterwards", "", f"- Retire when {topic.retire_when}."]
     if topic.detect:
         lines += [f"- Not needed when {topic.detect}."]

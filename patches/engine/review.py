@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from patches.engine.companions import Companions
 from patches.engine.errors import EngineError
 from patches.engine.model import Topic
 from patches.engine.project import Project
@@ -136,29 +137,17 @@ class Review:
         return loaded
 
     @cached_property
-    def _tests(self) -> dict[str, str]:
-        folder = self.project.root / "test"
-        return {
-            path.relative_to(self.project.root).as_posix(): path.read_text(encoding="utf-8")
-            for path in sorted(folder.rglob("test_*.py"))
-        }
+    def companions(self) -> Companions:
+        """The test tree."""
+        return Companions(self.project.root)
 
     def tests(self, topic: Topic) -> list[str]:
-        """Test files that name the topic, or import a module that comes with it."""
-        packages = [
-            own.rstrip("/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-            for own in topic.overlay
-        ]
-        wanted = [rf"[\"'](?:[\w,-]+,)?{re.escape(topic.name)}(?:,[\w,-]+)?[\"']"]
-        wanted += [rf"\b{re.escape(name)}\b" for name in packages]
-        # `from package import module` of a module that a topic owns alone.
-        wanted += [
-            rf"\bfrom {re.escape(name.rpartition('.')[0])} import [^\n]*\b{re.escape(name.rpartition('.')[2])}\b"
-            for name in packages
-            if "." in name
-        ]
-        pattern = re.compile("|".join(wanted))
-        return [name for name, text in self._tests.items() if pattern.search(text)]
+        """Test files of a topic."""
+        return self.companions.tests(topic, self._topics)
+
+    @cached_property
+    def _topics(self) -> list[Topic]:
+        return self.project.topics()
 
 
 def forward_file(project: Project) -> Path:

@@ -8,7 +8,7 @@ TOPIC = Topic(
         "With an EAGLE-3 draft, return_hidden_states hands out the packed states of the auxiliary layers instead of the "
         "last layer's: another width and another meaning than without speculation."
     ),
-    upstream="none found",
+    upstream="https://github.com/sgl-project/sglang/issues/26163 (their number; that one is answered)",
     retire_when="upstream returns the last layer's hidden states under EAGLE-3",
     detect="with the topic off, return_hidden_states under EAGLE-3 gives vectors of the target's hidden size",
     overlay=("sglang/srt/speculative/semantics/hidden_hooks.py",),

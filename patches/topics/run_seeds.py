@@ -9,7 +9,7 @@ TOPIC = Topic(
         "A request's seed is honoured only in a mode that no CPU backend may enter, so a seeded text cannot be compared "
         "with and without speculation; with a seed, min_p ends the scheduler in an assertion."
     ),
-    upstream="none: upstream documents seeds for --enable-deterministic-inference only",
+    upstream="https://github.com/sgl-project/sglang/pull/30822, for --enable-deterministic-inference only",
     retire_when="upstream honours sampling_seed on the pytorch sampling backend without the deterministic mode",
     detect="with the topic off, a seed gives the same text with and without speculation",
     overlay=(

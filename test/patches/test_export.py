@@ -138,3 +138,35 @@ def test_each_patch_brings_what_its_topic_calls(project: Project, sources: Sourc
                     wanted += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         assert seen <= have, (topic.name, sorted(seen - have))
         assert owned[topic.name] or topic.stacks_on, f"{topic.name} owns no file"
+
+
+def test_tests_go_along(ready: Checkout, tmp_path: Path) -> None:
+    """What names the topic or imports what it brings, with helpers found nearest, by import and by file name."""
+    files = {
+        "test/conftest.py": "",
+        "test/one/test_first.py": "from sglang.hooks import f\nimport rig\n",
+        "test/one/rig.py": "import deeper\nSCRIPT = 'run_alone.py'\n",
+        "test/two/rig.py": "",
+        "test/two/deeper.py": "",
+        "test/two/run_alone.py": "",
+        "test/two/test_other.py": "import torch.rig\n",
+    }
+    for name, text in files.items():
+        place = ready.root / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    assert ready.engine("export") == 0
+    review = ready.root / "build" / "review"
+    assert sorted(path.name for path in review.iterdir()) == [
+        "0001-first.md",
+        "0001-first.tests.patch",
+        "0002-second.md",
+    ]
+    clean = tmp_path / "clean"
+    subprocess.run(["git", "init", "--quiet", str(clean)], check=True)
+    subprocess.run(["git", "-C", str(clean), "apply", str(review / "0001-first.tests.patch")], check=True)
+    found = sorted(path.relative_to(clean).as_posix() for path in clean.rglob("*.py"))
+    # `sglang.hooks` is called by edits of both topics; only the first brings it.
+    assert found == sorted(set(files) - {"test/two/rig.py", "test/two/test_other.py"})
+    assert "tests.patch" in (review / "0001-first.md").read_text(encoding="utf-8")
+    assert "None names it." in (review / "0002-second.md").read_text(encoding="utf-8")

@@ -117,7 +117,7 @@ def test_a_page_without_a_place_for_the_table(ready: Checkout, capsys: pytest.Ca
 
 def test_cover_letters(ready: Checkout) -> None:
     assert ready.engine("export") == 0
-    letters = sorted((ready.root / "build" / "review").iterdir())
+    letters = sorted((ready.root / "build" / "review").glob("*.md"))
     assert [path.name for path in letters] == ["0001-the-run.md", "0002-the-step.md"]
     run, step = (path.read_text() for path in letters)
     for text in (
