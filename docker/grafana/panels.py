@@ -129,9 +129,13 @@ PANELS = (
     ),
     Panel(
         "Tokens behind the end",
-        "Accepted tokens behind the end of a request, a second: work of a verify that nobody reads.",
+        "Accepted tokens behind the end of a request, a second: work of a verify that nobody reads. Cut where a run is "
+        "resolved, or, with the topic run-end off, only counted.",
         "ops",
-        ((rate("spec_tokens_past_end_total"), "tokens"),),
+        (
+            (rate("spec_run_tokens_behind_end_total"), "cut"),
+            (rate("spec_tokens_past_end_total"), "counted"),
+        ),
     ),
     Panel(
         "Tokens a second", "Upstream's gauge.", "none", ((f"sum(sglang:gen_throughput{MODEL})", "tokens/s"),)

@@ -260,6 +260,7 @@ def own_metrics() -> dict[str, set[str]]:
         'verify_graph_steps{kind="verify",reason="replayed"}': 1,
         'auto_steps{mode="speculative"}': 1,
         'auto_switches{to="plain"}': 1,
+        "run_tokens_behind_end": 1,
     }
     made.publish(window, verdict, AcceptanceAlarm(), {"path": {"reason": 1}}, counts, 1)
     found = {}

@@ -87,7 +87,7 @@ def test_commands_exist(path: Path) -> None:
     targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
     text = path.read_text(encoding="utf-8")
     # What a command of the page writes need not be there yet.
-    text = re.sub(r"--out \S+", "", path.read_text(encoding="utf-8"))
+    text = re.sub(r"--(?:out|save-facts) \S+", "", path.read_text(encoding="utf-8"))
     for name in re.findall(r"(?:^|`|\n)make ([a-z][a-z-]+)", text):
         assert name in targets, f"make {name}"
     for module in re.findall(r"python -m (sglang\.\w+|patches\.engine|benchmark\.\w+)", text):
@@ -102,7 +102,7 @@ def test_commands_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=NAMES)
 def test_recipes_and_files_that_are_named_exist(path: Path) -> None:
     # What a command of the page writes need not be there yet.
-    text = re.sub(r"--out \S+", "", path.read_text(encoding="utf-8"))
+    text = re.sub(r"--(?:out|save-facts) \S+", "", path.read_text(encoding="utf-8"))
     for name in re.findall(r"\b((?:recipes|docker|models|test|benchmark)/[\w./-]*\w)", text):
         if "*" in name or "NNNN" in name or name.endswith((".FILE", "FILE")):
             continue

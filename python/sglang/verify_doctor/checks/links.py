@@ -57,7 +57,8 @@ def topology(facts: Mapping[str, Any], mode: str) -> list[Finding]:
             warning(
                 "topology",
                 "peer writes cross processor sockets, which is the slowest path and hangs on some platforms",
-                "run the fork's preflight, and compare NCCL_P2P_LEVEL=NODE with the default on your load",
+                "run `python -m sglang.bench_all_reduce`, which begins with a preflight of every pair, and compare "
+                "NCCL_P2P_LEVEL=NODE with the default on your load",
             )
         )
     return findings
