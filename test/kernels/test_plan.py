@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged import Batch, Case
+from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify.admission import AttentionRequest, admit
 from sglang.srt.layers.attention.verify.context import KVContext
+from sglang.srt.layers.attention.verify.hooks import SHARED, whole_device
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, by_batch, make_plan, planned_traits
 from sglang.srt.layers.attention.verify.workspace import Needs, VerifyWorkspace
 
@@ -218,3 +221,19 @@ def test_plain_path_on_a_cpu_matches_the_oracle() -> None:
         Case("plain-include", include_new=True, lengths=(1, 2, 70)),
     ):
         checks.matches_oracle(case, "cpu")
+
+
+@pytest.mark.parametrize("argument", SHARED)
+def test_blocks_that_wait_for_each_other_have_the_device_to_themselves(argument: str) -> None:
+    """Beside a kernel that waits for another rank, or on some multiprocessors only, one launch could wait for good."""
+    fallbacks.reset()
+    request = replace(MLA, batch=32)
+    assert make_plan(request, whole_device(FUSED, SimpleNamespace()), 4096).tile.kernel == "fused"
+    assert fallbacks.snapshot() == {}
+    shared = whole_device(FUSED, SimpleNamespace(**{argument: True}))
+    assert make_plan(request, shared, 4096).tile.kernel == "hopper"
+    assert fallbacks.snapshot() == {"verify-fused": {SHARED[argument]: 1}}
+    # Where the one launch is not in use anyway, nothing falls back.
+    fallbacks.reset()
+    assert whole_device(H200, SimpleNamespace(**{argument: True})) == H200
+    assert fallbacks.snapshot() == {}

@@ -6,9 +6,12 @@ Each takes the original function first. Upstream's method always runs; only the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from sglang.fork import fallbacks
+from sglang.srt.layers.attention.verify import fused_driver
 from sglang.srt.layers.attention.verify.binding import (
     ATTRIBUTE,
     Binding,
@@ -55,6 +58,26 @@ def _backend_refusal(backend: Any, model_runner: Any, traits: DeviceTraits | str
     return None
 
 
+# Server arguments with which attention does not have the device to itself.
+SHARED = {
+    "enable_pdmux": "prefill and decode share out the multiprocessors (PD multiplexing)",
+    "enable_two_batch_overlap": "another batch's communication runs beside attention (two-batch overlap)",
+}
+
+
+def whole_device(traits: DeviceTraits, server_args: Any) -> DeviceTraits:
+    """``traits`` without the one launch where some multiprocessors may be out of its reach, counted with the reason.
+
+    Its blocks wait for each other, so all must be resident. Under PD multiplexing a stream has only some of the
+    multiprocessors; beside a kernel that waits for another rank, half of either grid could wait for the other for good.
+    """
+    for argument, reason in SHARED.items():
+        if traits.fused != "no" and getattr(server_args, argument, False):
+            fallbacks.record(fused_driver.PATH, reason)
+            return replace(traits, fused="no")
+    return traits
+
+
 def _head_shape(backend: Any, model_runner: Any) -> HeadShape | None:
     """The ordinary layer of this model, to size scratch before any layer has run; None if unknown."""
     config, pool = model_runner.model_config, model_runner.token_to_kv_pool
@@ -73,7 +96,7 @@ def init_backend(original: Original, backend: Any, model_runner: Any, *args: Any
     """Around ``TritonAttnBackend.__init__``: bind the backend and put our objects where its kernels are."""
     original(backend, model_runner, *args, **kwargs)
     traits = device_traits(backend.device)
-    known = traits if isinstance(traits, DeviceTraits) else None
+    known = whole_device(traits, model_runner.server_args) if isinstance(traits, DeviceTraits) else None
     binding = Binding(
         traits=known,
         refusal=_backend_refusal(backend, model_runner, traits),
