@@ -11,10 +11,12 @@ as well, and left out of the comparison.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import random
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -176,12 +178,25 @@ def drawn_bodies(server: Asked, count: int, seed: int) -> list[tuple[str, Any]]:
     return out
 
 
+# Stands for an answer that began with a good status and was cut off while the server went on.
+CUT_SHORT = 599
+
+
 def status(server: Asked, path: str, sent: Any) -> int:
-    """HTTP status; 0 if the connection ended without an answer."""
+    """HTTP status; 0 if the server has ended, ``CUT_SHORT`` for a stream that broke off."""
     try:
         return server.ask(path, sent, limit=60).status
-    except (OSError, ValueError):
-        return 0
+    except (OSError, ValueError, http.client.HTTPException):
+        return CUT_SHORT if alive(server) else 0
+
+
+def alive(server: Asked) -> bool:
+    """Whether the server still generates; a moment is left to one whose end has only begun."""
+    time.sleep(1)
+    try:
+        return server.ask("/health_generate", limit=30).status == 200
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
 
 
 def statuses(start: Callable[[], AbstractContextManager[Asked]], sent: list[tuple[str, Any]]) -> list[int]:

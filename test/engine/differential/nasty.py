@@ -274,6 +274,7 @@ def _values() -> list[Case]:
         )
     cases += [
         greedy("empty text", "", max_new_tokens=5),
+        greedy("no ids beside a text", max_new_tokens=5, extra={"input_ids": []}),
     ]
     texts = ("x", "{}", '{"callable": "zz"}', json.dumps({"callable": b"cno_such_module\nP\n.".hex()}))
     cases += [

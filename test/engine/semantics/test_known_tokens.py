@@ -23,7 +23,7 @@ def passes(*_: object) -> None:
     """Upstream's own checks, all met."""
 
 
-@pytest.mark.parametrize("ids", [None, [], [0], [VOCABULARY - 1, 0, 3]])
+@pytest.mark.parametrize("ids", [None, [0], [VOCABULARY - 1, 0, 3]])
 def test_ids_of_the_model_pass(ids: list[int] | None) -> None:
     known_tokens(passes, MANAGER, request(), ids)
 
@@ -32,6 +32,12 @@ def test_ids_of_the_model_pass(ids: list[int] | None) -> None:
 def test_other_ids_are_refused_by_place_and_value(ids: list[int], place: int) -> None:
     with pytest.raises(ValueError, match=rf"input_ids\[{place}\] = {ids[place]} .* 0 to {VOCABULARY - 1}"):
         known_tokens(passes, MANAGER, request(), ids)
+
+
+def test_no_token_at_all_is_refused() -> None:
+    """Found by schemathesis: an empty list beside a text ended the scheduler."""
+    with pytest.raises(ValueError, match="holds no token"):
+        known_tokens(passes, MANAGER, request(), [])
 
 
 def test_placeholders_of_images_are_left_alone() -> None:

@@ -55,8 +55,13 @@ def known_tokens(
     if told is not None:
         raise ValueError(told)
     original(manager, obj, input_ids, *rest)
-    if not input_ids or obj.contains_mm_input():
+    if input_ids is None or obj.contains_mm_input():
         return
+    if not input_ids:
+        if getattr(obj, "session_params", None):
+            return  # A turn of a session may add nothing to what was said.
+        # Upstream refuses this only where no text stands beside it.
+        raise ValueError("input_ids = [] holds no token; give at least one, or a text in its place")
     if min(input_ids) < 0 or max(input_ids) >= size:
         place, value = next((i, one) for i, one in enumerate(input_ids) if not 0 <= one < size)
         raise ValueError(
