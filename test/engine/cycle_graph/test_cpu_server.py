@@ -63,6 +63,14 @@ def test_same_tokens_as_the_split_path(folder: Path) -> None:
     assert whole["verifies"] == split["verifies"]
 
 
+def test_the_projection_made_ahead_changes_no_token_and_no_acceptance(folder: Path) -> None:
+    """The branch inside the real target, and upstream's own capture of draft extend over what it leaves."""
+    ahead, split = generate("", folder, "1"), generate("cycle-graph", folder)
+    assert ahead["outputs"] == split["outputs"]
+    assert ahead["verifies"] == split["verifies"]
+    assert sum(v for name, v in ahead["counters"].items() if name.startswith("cycle_graph_replays")) > 20
+
+
 def test_steps_that_need_the_host_are_counted_by_reason(folder: Path) -> None:
     found = generate("", folder)
     replays = sum(
