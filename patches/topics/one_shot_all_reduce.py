@@ -59,5 +59,10 @@ TOPIC = Topic(
             scope="Scheduler.get_internal_state",
             hook=f"{HOOKS}:internal_state",
         ),
+        Around(
+            file="sglang/srt/managers/tokenizer_manager.py",
+            scope="TokenizerManager.dump_requests_before_crash",
+            hook=f"{HOOKS}:crash_dump",
+        ),
     ),
 )

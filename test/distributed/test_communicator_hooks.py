@@ -375,6 +375,24 @@ def test_which_servers_leave_a_reduction_to_the_next_norm(
     assert hooks._may_defer() is may
 
 
+@pytest.mark.parametrize(
+    ("enabled", "mine", "seen"), [(None, None, "0"), ("1", None, None), (None, "20", "20"), ("1", "20", "20")]
+)
+def test_a_server_that_goes_down_waits_only_for_dumps_that_can_come(
+    enabled: str | None, mine: str | None, seen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream's minute would keep the port open after a rank died; 30 s are allowed."""
+    import os
+
+    from sglang.srt.distributed.one_shot import hooks
+
+    for name, value in (("CUDA_ENABLE_USER_TRIGGERED_COREDUMP", enabled), (hooks.DUMP_WAIT, mine)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    assert hooks.crash_dump(lambda self: os.environ.get(hooks.DUMP_WAIT), None) == seen
+
+
 def test_the_servers_state_names_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     import json
 

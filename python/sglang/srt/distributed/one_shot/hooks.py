@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -263,6 +264,20 @@ def capture_stream(original: Callable[..., Any], self: Any, *args: Any, **kwargs
     draft = bool(getattr(self.model_runner, "is_draft_worker", False))
     with watches[0].phase(f"graph capture of the {'draft' if draft else 'target'}"):
         return original(self, *args, **kwargs)
+
+
+#: How long upstream waits for core dumps of CUDA before a server whose rank died goes down (60 s by default).
+DUMP_WAIT = "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS"
+
+
+def crash_dump(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around what a server does before it goes down: no wait for core dumps that the driver was not told to write.
+
+    Upstream waits a minute for them with the port open, whether or not ``CUDA_ENABLE_USER_TRIGGERED_COREDUMP`` is set.
+    """
+    if os.environ.get("CUDA_ENABLE_USER_TRIGGERED_COREDUMP") != "1":
+        os.environ.setdefault(DUMP_WAIT, "0")
+    return original(self, *args, **kwargs)
 
 
 def describe() -> list[tuple[str, str]]:

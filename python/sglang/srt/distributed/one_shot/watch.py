@@ -72,7 +72,7 @@ class RankWatch:
         self.folder, self.rank, self.size = folder, rank, size
         self._on_loss, self._poll_s, self._grace_s = on_loss, poll_s, grace_s
         self._stop = threading.Event()
-        self._phases, self._error = ["start"], ""
+        self._phases, self._error = ["start or serving"], ""
         # Never opened a second time in this process: closing any descriptor of a file drops its record locks.
         self._files = {rank: os.open(folder / str(rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)}
         fcntl.lockf(self._files[rank], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +146,7 @@ class RankWatch:
         try:
             found: dict[str, Any] = json.loads(os.pread(self._files[rank], _RECORD, 0))
         except ValueError:  # read while it was written: the next look will do
-            found = {"pid": 0, "phase": "start", "error": ""}
+            found = {"pid": 0, "phase": "start or serving", "error": ""}
         return found
 
     def _dead(self, rank: int) -> bool:
