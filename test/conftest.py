@@ -30,9 +30,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start servers first: what is left for the end is short, and the workers end together."""
-    slow = {item.path for item in items if item.get_closest_marker("server")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Long files first, then those that start servers: what is left for the end is short, and workers end together."""
+    long, server = (
+        {item.path for item in items if item.get_closest_marker(name)} for name in ("long", "server")
+    )
+    items.sort(key=lambda item: (item.path not in long, item.path not in server))
 
 
 @pytest.fixture(autouse=True)

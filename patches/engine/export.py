@@ -152,13 +152,21 @@ def _write_series(
     if owned[REST]:
         steps.append((REST, f"{REST}: modules that no topic owns\n\nBase: sglang {base}\n"))
     for number, (name, text) in enumerate(steps, 1):
-        for file, data in patch(topics[:number], sources, base).files.items():
+        for file, data in _changed(topics[:number], name, sources, base).items():
             _put(tree, file, data)
         for file, path in owned[name].items():
             _put(tree, file, path.read_bytes())
         _commit(tree, text)
         formatted = _git(tree, *_FORMAT, f"--subject-prefix=PATCH {number}/{len(steps)}")
         (made / f"{number:04d}-{name}.patch").write_bytes(formatted)
+
+
+def _changed(topics: list[Topic], name: str, sources: Sources, base: str) -> dict[str, bytes]:
+    """What the last of ``topics`` changes, if it is ``name``: its files, with what the earlier ones made of them."""
+    files = {file for topic in topics if topic.name == name for file in topic.files}
+    # Topics that share none of these files do not change them: to patch theirs again would take most of the time.
+    sharing = [topic for topic in topics if files & set(topic.files)]
+    return {file: data for file, data in patch(sharing, sources, base).files.items() if file in files}
 
 
 def _expected(

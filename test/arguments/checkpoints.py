@@ -113,6 +113,24 @@ MLA_DRAFT: Config = {
 Tensors = dict[str, tuple[str, tuple[int, ...], list[int] | None]]
 
 
+def int4(*dense: str) -> Config:
+    """A ``quantization_config`` as Kimi-K2's INT4 releases have it; ``dense`` are the projections of a dense MLP that stay bf16."""
+    kept = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", f"re:.*mlp\\.({'|'.join(dense)})_proj.*"]
+    weights = {"num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": True, "type": "int"}
+    group = {
+        "targets": ["Linear"],
+        "input_activations": None,
+        "output_activations": None,
+        "weights": weights,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": kept,
+        "config_groups": {"group_0": group},
+    }
+
+
 def draft_tensors(config: Mapping[str, Any], table: list[int] | None = None) -> Tensors:
     """Tensors that fit the draft's configuration; ``table`` is its d2t map."""
     reduced = config.get("draft_vocab_size")

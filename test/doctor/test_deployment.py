@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import int4
 from sglang.bench_verify.slice.shapes import find, rank_slice, target_config
 from sglang.verify_doctor import checks, deployment
 from sglang.verify_doctor.__main__ import launch_arguments, main, parser
@@ -19,7 +19,6 @@ from sglang.verify_doctor.findings import Level, worst
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parents[1] / "models"
-sys.path.insert(0, str(HERE.parent / "arguments"))
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -64,30 +63,7 @@ KIMI = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
-    "quantization_config": {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "ignore": [
-            "lm_head",
-            "re:.*self_attn.*",
-            "re:.*shared_experts.*",
-            "re:.*mlp\\.(gate|up|down)_proj.*",
-        ],
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "input_activations": None,
-                "output_activations": None,
-                "weights": {
-                    "num_bits": 4,
-                    "group_size": 32,
-                    "strategy": "group",
-                    "symmetric": True,
-                    "type": "int",
-                },
-            }
-        },
-    },
+    "quantization_config": int4("gate", "up", "down"),
 }
 # What one of eight ranks holds of it, in depth a fifth.
 SLICE = KIMI | {"num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 12}

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from hub_models import KIMI_K25, MLA_DRAFT
+from sglang.verify_doctor import checks, deployment, report
+from sglang.verify_doctor.deployment import child
+from sglang.verify_doctor.facts import document
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "test" / "recipes"), str(ROOT / "test" / "arguments")]
-
-from hub_models import KIMI_K25, MLA_DRAFT  # noqa: E402
-from sglang.verify_doctor import checks, deployment, report  # noqa: E402
-from sglang.verify_doctor.deployment import child  # noqa: E402
-from sglang.verify_doctor.facts import document  # noqa: E402
-
 MACHINE = ROOT / "test" / "doctor" / "facts" / "rtxpro6000_x8_switches.json"
 RECIPE = ROOT / "recipes" / "kimi-k2.5-mla.8x-rtx-pro-6000.yaml"
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from interpreter_run import assert_passes_interpreted
+
+pytestmark = pytest.mark.long
 
 
 def test_kernels_under_the_interpreter() -> None:
-    assert_passes_interpreted(Path(__file__).parent / "interpreted", limit_s=600)
+    assert_passes_interpreted(Path(__file__).parent / "interpreted", limit_s=1200)

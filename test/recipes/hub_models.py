@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoints import draft_tensors, write
+from checkpoints import draft_tensors, int4, write
 
 Config = dict[str, Any]
 
@@ -21,30 +21,7 @@ _YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0, "ms
 _LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64} | {
     "v_head_dim": 128
 }
-_INT4 = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "ignore": [
-        "lm_head",
-        "re:.*self_attn.*",
-        "re:.*shared_experts.*",
-        "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
-    ],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "input_activations": None,
-            "output_activations": None,
-            "weights": {
-                "num_bits": 4,
-                "group_size": 32,
-                "strategy": "group",
-                "symmetric": True,
-                "type": "int",
-            },
-        }
-    },
-}
+_INT4 = int4("gate", "up", "gate_up", "down")
 _BLOCK_FP8 = {
     "quant_method": "fp8",
     "fmt": "e4m3",
