@@ -16,6 +16,7 @@ TOPIC = Topic(
     overlay=(
         "sglang/srt/speculative/semantics/nonfinite_hooks.py",
         "sglang/srt/speculative/semantics/nonfinite_kernel.py",
+        "sglang/srt/speculative/semantics/processor_guard.py",  # it asks there for the fault of a processor
     ),
     stacks_on=("run-sampling", "run-processors", "run-penalties", "run-end"),
     edits=(
