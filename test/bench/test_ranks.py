@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks as processes
 from sglang.srt.speculative.stats import ranks
 from sglang.srt.verify_settings.native import native_environment
 
-DEADLINE_S = 120.0
 
-
-def worker(rank: int, size: int, rendezvous: str, override: dict[str, str], out: Any) -> None:
-    """One rank: joins a CPU group, gathers the records and reports what rank 0 got."""
-    os.environ.update(override)
+def worker(rank: int, size: int, folder: Path, override: dict[int, dict[str, str]]) -> list[dict[str, Any]]:
+    """One rank of a CPU group: what it gathers of all."""
+    os.environ.update(override.get(rank, {}))
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
-    try:
-        records = ranks.gather(rank, size, dist.group.WORLD)
-        if rank == 0:
-            out.put(records)
-    finally:
-        dist.destroy_process_group()
+    return ranks.gather(rank, size, dist.group.WORLD)
 
 
-def run_ranks(tmp_path: Path, override: dict[int, dict[str, str]]) -> list[dict[str, Any]]:
-    """Start two spawned ranks and return the gathered records, within a deadline."""
-    context = multiprocessing.get_context("spawn")
-    out: Any = context.Queue()
-    processes = [
-        context.Process(target=worker, args=(rank, 2, str(tmp_path / "meet"), override.get(rank, {}), out))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        records: list[dict[str, Any]] = out.get(timeout=DEADLINE_S)
-        return records
-    finally:
-        for process in processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
+def run_ranks(folder: Path, override: dict[int, dict[str, str]]) -> list[dict[str, Any]]:
+    """The records that rank 0 of two gathered."""
+    outcomes, _ = processes.run(worker, 2, folder, override)
+    for outcome in outcomes:
+        assert outcome.error == "", outcome.output
+    records: list[dict[str, Any]] = outcomes[0].value
+    return records
 
 
 def test_variables_reach_both_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
