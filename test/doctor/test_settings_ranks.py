@@ -23,7 +23,7 @@ PLAN = ServerPlan(
     "fork",
     arguments=(
         *("--model-path", str(ROOT / "models" / "nano"), "--device", "cpu", "--max-total-tokens", "2048"),
-        *("--dp-size", "2", "--nccl-profile", "field-report"),
+        *("--dp-size", "2", "--nccl-profile", "field-report", "--sleep-on-idle"),
     ),
     environment=SET,
 )

@@ -46,7 +46,7 @@ class Running:
     setup: Setup
 
 
-@pytest.fixture(scope="module")  # an idle scheduler polls: a server kept to the end costs a core
+@pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Setup], Running]]:
     """Give a function that starts a setup, replacing the one before: two cores carry one server at a time."""
     current: dict[str, Running] = {}
@@ -60,6 +60,9 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Setup]
             folder = tmp_path_factory.mktemp(setup.name)
             models = PAIRS[setup.pair](folder, draft_vocab=setup.draft_vocab)
             flags = ["--dtype=float32", "--max-total-tokens=4096", "--max-running-requests=8", *setup.flags]
+            flags.append(
+                "--sleep-on-idle"
+            )  # an idle scheduler that polls takes a core from the test beside it
             environment = {}
             if setup.steps:
                 flags += speculative_flags(

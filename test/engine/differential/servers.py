@@ -36,6 +36,7 @@ COMMON = (
     "--max-total-tokens=4096",
     "--max-running-requests=16",
     "--log-level=warning",
+    "--sleep-on-idle",  # an idle scheduler that polls takes a core from the test beside it
 )
 
 
