@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import importlib
+from pathlib import Path
 
+import pytest
+from hypothesis.internal import constants_ast
+from hypothesis.internal.conjecture import providers
+
+from . import generator
 from .cases import GENERATE, Case
 from .features import WANTED, counted, features
 from .generator import drawn
@@ -23,6 +30,19 @@ def test_no_request_has_a_feature_that_nobody_counts() -> None:
 
 def test_the_same_requests_each_time() -> None:
     assert drawn(40) == drawn(40)
+
+
+def test_other_modules_change_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants of the modules that happen to be loaded are no part of the seed."""
+    before = drawn(40)
+    (tmp_path / "full_of_constants.py").write_text(f"VALUES = {list(range(7, 600, 3))}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(constants_ast, "is_local_module_file", lambda file: "full_of" in str(file))
+    monkeypatch.setattr(providers, "is_local_module_file", lambda file: "full_of" in str(file))
+    importlib.import_module("full_of_constants")
+    assert drawn(40) == before
+    monkeypatch.setattr(generator, "_only_the_seed_counts", contextlib.nullcontext)
+    assert drawn(40) != before
 
 
 @pytest.mark.parametrize("count", [1, 7, 40])
