@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from greedy import continuation
 from sglang.bench_verify.launch import RunningServer, ServerPlan
 from sglang.verify_demo.process import session_members
 from sglang.verify_doctor import server
@@ -66,16 +67,7 @@ def expected(prompt: list[int]) -> list[int]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    with torch.no_grad():
-        out = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    return [int(token) for token in out[0, len(prompt) :]]
+    return continuation(model, prompt, TOKENS)
 
 
 def generate(url: str, ids: list[list[int]]) -> list[dict[str, Any]]:

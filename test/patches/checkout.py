@@ -121,6 +121,13 @@ class Checkout:
                 archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), text)
         return path
 
+    def put(self, files: dict[str, str]) -> None:
+        """Write files by their path in the checkout."""
+        for name, text in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
     def write(self, *tags: str, pin: bool = True) -> Checkout:
         """Write everything, and pin the hashes."""
         for folder in ("patches/topics", "python"):
@@ -134,10 +141,7 @@ class Checkout:
         for name, text in self.topics.items():
             (self.root / "patches" / "topics" / f"{name.replace('-', '_')}.py").write_text(text)
         (self.root / "patches" / "series").write_text("".join(f"{name}\n" for name in self.topics))
-        for name, text in self.overlay.items():
-            path = self.root / "python" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        self.put({f"python/{name}": text for name, text in self.overlay.items()})
         lines = [
             "[upstream]",
             'name = "sglang"',

@@ -151,10 +151,7 @@ def test_tests_go_along(ready: Checkout, tmp_path: Path) -> None:
         "test/two/run_alone.py": "",
         "test/two/test_other.py": "import torch.rig\n",
     }
-    for name, text in files.items():
-        place = ready.root / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+    ready.put(files)
     assert ready.engine("export") == 0
     review = ready.root / "build" / "review"
     assert sorted(path.name for path in review.iterdir()) == [

@@ -54,10 +54,7 @@ def ready(checkout: Checkout) -> Checkout:
         "test/test_two.py": "DISABLE = 'the-run,the-step'\n",
         "test/test_three.py": "import other\n",
     }
-    for name, text in files.items():
-        path = checkout.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    checkout.put(files)
     return checkout
 
 

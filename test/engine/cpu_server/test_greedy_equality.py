@@ -12,6 +12,7 @@ import forced_acceptance
 import pytest
 import torch
 from cpu_servers import Running, Setup
+from greedy import continuation
 from served import Generation
 from tiny_models import ModelPair
 from transformers import AutoModelForCausalLM
@@ -67,18 +68,9 @@ def reference(pair: str, running: Running) -> list[tuple[int, ...]]:
     """Greedy answers of a plain model, made by transformers one token at a time."""
     if pair not in _reference:
         model = AutoModelForCausalLM.from_pretrained(running.models.target, dtype=torch.float32)
-        answers = []
-        for prompt in prompt_ids(running.models):
-            out = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            answers.append(tuple(out[0, len(prompt) :].tolist()))
-        _reference[pair] = answers
+        _reference[pair] = [
+            tuple(continuation(model, prompt, TOKENS)) for prompt in prompt_ids(running.models)
+        ]
     return _reference[pair]
 
 

@@ -2,7 +2,8 @@
 
 A cycle of ``c`` ms that keeps ``k`` tokens beats a decode of ``d`` ms when ``k * d / c > 1``. While one mode runs the
 other's time goes stale, so it is probed now and then; a probe waits until what it is expected to lose is a fixed share
-of the time since the one before, so that no single probe is dear for the requests that meet it. Modes change at epochs only, so that all ranks can follow one of them at the same step.
+of the time since the one before, so that no single probe is dear for the requests that meet it. Modes change at
+epochs only, so that all ranks can follow one of them at the same step.
 
 What keeps it from flapping: the margins of leaving and coming back lie apart; a change needs the same verdict in
 several epochs running; and each change back widens the margins for a while.
