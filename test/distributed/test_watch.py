@@ -25,8 +25,10 @@ from sglang.srt.distributed.one_shot.watch import Loss, RankWatch
 LIMIT_S = 30.0
 
 
-def begin(rank: int, size: int, folder: Path, abort: Any = None) -> RankWatch:
-    guard = RankWatch(folder, rank, size, lambda loss: ending.end(loss, rank, abort), poll_s=0.1, grace_s=0.5)
+def begin(rank: int, size: int, folder: Path, abort: Any = None, poll_s: float = 0.1) -> RankWatch:
+    guard = RankWatch(
+        folder, rank, size, lambda loss: ending.end(loss, rank, abort), poll_s=poll_s, grace_s=0.5
+    )
     torch.distributed.barrier()
     guard.start()
     return guard
@@ -50,6 +52,39 @@ def test_a_killed_rank_ends_the_others_with_its_name(tmp_path: Path) -> None:
         assert "died during graph capture of the target without a word" in outcomes[rank].output
         assert "Thread" in outcomes[rank].output  # the stacks of the rank that was kept waiting
     assert seconds < LIMIT_S
+
+
+def killed_before_a_late_look(rank: int, size: int, folder: Path) -> None:
+    guard = begin(rank, size, folder, poll_s=4.0 if rank == 2 else 0.1)
+    with guard.phase("serving"):
+        if rank == 1:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(LIMIT_S)
+
+
+def test_who_looks_late_still_names_the_first_that_died(tmp_path: Path) -> None:
+    """On a busy machine a rank may look only when another has ended for the death already: both are dead then."""
+    outcomes, _ = ranks.run(killed_before_a_late_look, 3, tmp_path)
+    assert outcomes[2].status == ending.STATUS, outcomes[2].output
+    assert "rank 1 (process " in outcomes[2].output and "rank 0 (process " not in outcomes[2].output
+
+
+def failed_for_a_death(rank: int, size: int, folder: Path) -> None:
+    guard = begin(rank, size, folder, poll_s=4.0)
+    with guard.phase("serving"):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 0:
+            time.sleep(1.0)
+            raise ConnectionError("closed by peer")
+        time.sleep(LIMIT_S)
+
+
+def test_an_error_that_follows_a_death_does_not_hide_it(tmp_path: Path) -> None:
+    outcomes, _ = ranks.run(failed_for_a_death, 3, tmp_path)
+    assert outcomes[2].status == ending.STATUS, outcomes[2].output
+    assert "rank 1 (process " in outcomes[2].output and "rank 0 (process " not in outcomes[2].output
 
 
 def spinning(rank: int, size: int, folder: Path) -> None:

@@ -3,8 +3,9 @@
 Without this, the ranks that are left wait in a kernel or a collective that nobody will finish: at full power and
 with an open port. Liveness is a record lock that each rank holds on a file of a shared folder: the kernel releases
 it with the process, however that ends, and a rank that is merely slow is never taken for dead. The file itself says
-what the rank is doing, or why it failed. Once every rank has opened every file the folder can go: nothing is left
-behind by ranks that are killed.
+what the rank is doing, why it failed, or which other rank's loss it ends for: whoever looks late finds several ranks
+dead and must still name the first. Once every rank has opened every file the folder can go: nothing is left behind
+by ranks that are killed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ logger = logging.getLogger("sglang.fork")
 POLL_S = 1.0
 #: Between noticing a death and acting on it: in a shutdown everybody goes, and the parent ends us meanwhile.
 GRACE_S = 8.0
-#: Bytes of a rank's file, and of the error in it.
-_RECORD, _TEXT = 4096, 600
+#: Bytes of a rank's file, and characters of each of the two errors in it (four bytes each at most).
+_RECORD, _TEXT = 8192, 600
 #: A rank that has told of its own failure is given this long to unwind by itself.
 UNWIND_S = 5.0
 
@@ -73,6 +74,7 @@ class RankWatch:
         self._on_loss, self._poll_s, self._grace_s = on_loss, poll_s, grace_s
         self._stop = threading.Event()
         self._phases, self._error = ["start or serving"], ""
+        self._cause: Loss | None = None  # the other rank's loss that this rank ends or failed for
         # Never opened a second time in this process: closing any descriptor of a file drops its record locks.
         self._files = {rank: os.open(folder / str(rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)}
         fcntl.lockf(self._files[rank], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,7 +82,8 @@ class RankWatch:
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
 
     def _tell(self) -> None:
-        about = {"pid": os.getpid(), "phase": self._phases[-1], "error": self._error[:_TEXT]}
+        cause = asdict(self._cause) if self._cause else None
+        about = {"pid": os.getpid(), "phase": self._phases[-1], "error": self._error[:_TEXT], "cause": cause}
         os.pwrite(self._files[self.rank], json.dumps(about, ensure_ascii=False).encode().ljust(_RECORD), 0)
 
     def start(self) -> None:
@@ -122,31 +125,43 @@ class RankWatch:
                 self._tell()
 
     def fail(self, error: str) -> None:
-        """Tell the others that this rank has failed. The first error is the one that is kept."""
+        """Tell the others that this rank has failed, or that it did because another was lost before.
+
+        The first error is the one that is kept.
+        """
         if not self._error:
             self._error = error.strip() or "no text"
+            self._cause = self.look()  # a broken connection, say, is no news beside the death that broke it
             logger.error("rank %d failed during %s: %s", self.rank, self._phases[-1], self._error)
             self._tell()
 
     def look(self) -> Loss | None:
-        """The first rank that is lost now, one with an error before one without; None if all are well."""
-        silent = None
+        """The rank that is lost now: one that others end for, else one with an error, else a dead one.
+
+        None if all are well.
+        """
+        failed = silent = None
         for rank in self._files:
             if rank == self.rank:
                 continue
             about = self._read(rank)
+            cause = about["cause"]
+            if cause and cause["rank"] != self.rank:
+                return Loss(**cause)
+            if cause and self._error:  # it ends for this rank's own failure
+                continue
             loss = Loss(rank, int(about["pid"]), str(about["phase"]), str(about["error"]))
             if loss.error:
-                return loss
-            if silent is None and self._dead(rank):
+                failed = failed or loss
+            elif silent is None and self._dead(rank):
                 silent = loss
-        return silent
+        return failed or silent
 
     def _read(self, rank: int) -> dict[str, Any]:
         try:
             found: dict[str, Any] = json.loads(os.pread(self._files[rank], _RECORD, 0))
         except ValueError:  # read while it was written: the next look will do
-            found = {"pid": 0, "phase": "start or serving", "error": ""}
+            found = {"pid": 0, "phase": "start or serving", "error": "", "cause": None}
         return found
 
     def _dead(self, rank: int) -> bool:
@@ -168,10 +183,13 @@ class RankWatch:
             # An error may follow its rank's death by a moment, and in a shutdown our own end does.
             deadline = time.monotonic() + (0 if loss.error else self._grace_s)
             while time.monotonic() < deadline and not self._stop.wait(self._poll_s):
-                loss = self.look() or loss
-                if loss.error:
+                later = self.look()
+                if later is not None and later.error:
+                    loss = later
                     break
             if not self._stop.is_set():
+                self._cause = loss
+                self._tell()
                 self._on_loss(loss)
             return
 
