@@ -39,6 +39,11 @@ TOPIC = Topic(
             hook=f"{HOOKS}:spec_metrics",
         ),
         Around(
+            file="sglang/srt/managers/scheduler_components/metrics_reporter.py",
+            scope="SchedulerMetricsReporter.report_decode_stats",
+            hook=f"{HOOKS}:decode_stats",
+        ),
+        Around(
             file="sglang/srt/managers/schedule_batch.py",
             scope="Req.effective_kv_committed_len",
             hook=f"{HOOKS}:committed",

@@ -124,6 +124,22 @@ def spec_metrics(original: Original, self: Any, *args: Any, **kwargs: Any) -> An
     return None if _settling_plain else original(self, *args, **kwargs)
 
 
+def decode_stats(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around the reporter's periodic line: an interval without a verify is told as plain decode is.
+
+    Upstream divides by the verifies of the interval, and plain steps are none: the scheduler would die of it.
+    """
+    scheduler = self.scheduler
+    kept = scheduler.spec_algorithm
+    if self.spec_num_forward_ct or kept.is_none():
+        return original(self, *args, **kwargs)
+    scheduler.spec_algorithm = type(kept).NONE
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        scheduler.spec_algorithm = kept
+
+
 def committed(original: Original, self: Any) -> Any:
     """Around the length whose KV a request leaves behind: rows that the draft never wrote are not left to others.
 
