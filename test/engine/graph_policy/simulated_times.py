@@ -1,7 +1,7 @@
 """Test-only plugin: the switch sees made-up step times, so that its live controller meets a world that a test chose.
 
 ``SIMULATED_TIMES`` holds milliseconds of a plain step, of a cycle at first, of a cycle later, and the step from which
-"later" counts.
+"later" counts. Ranks but the first see the contrary: a cycle of a tenth of that, so that only agreement keeps them together.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Clock:
         """Seconds so far."""
         return self.seconds
 
-    def took(self, mode: str) -> None:
+    def took(self, mode: str, rank: int) -> None:
         """A step of ``mode`` begins; the next one finds its time passed."""
-        cycle = self.first_ms if self.steps < self.change else self.later_ms
+        cycle = (self.first_ms if self.steps < self.change else self.later_ms) / (10 if rank else 1)
         self.seconds += (self.plain_ms if mode == "plain" else cycle) / 1e3
         self.steps += 1
 
@@ -47,7 +47,7 @@ def activate() -> None:
 
     def choose(self: Any, batch: Any) -> str:
         mode = real(self, batch)
-        clock.took(mode)
+        clock.took(mode, self.worker.target_worker.model_runner.ps.tp_rank)
         return mode
 
     runtime.Runtime.choose = choose  # type: ignore[method-assign]

@@ -35,8 +35,8 @@ PLAIN_MS, LOSING_MS, WINNING_MS, CHANGE = 2.0, 9.0, 2.1, 120
 
 
 @contextmanager
-def server(folder: Path, times: str) -> Iterator[Asked]:
-    """An EAGLE-3 server whose switch works on a CPU and sees ``times``."""
+def server(folder: Path, times: str, ranks: int) -> Iterator[Asked]:
+    """An EAGLE-3 server of ``ranks`` whose switch works on a CPU and sees ``times``."""
     simulated_times.install(folder / "plugin")
     here = str(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +44,10 @@ def server(folder: Path, times: str) -> Iterator[Asked]:
         patch.setenv(simulated_times.VARIABLE, times)
         patch.syspath_prepend(here)
         patch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH", "")])]))
-        flags = ("--speculative-auto=on", "--log-level=info", "--enable-metrics", "--decode-log-interval=10")
+        flags = (
+            *("--speculative-auto=on", f"--tp={ranks}"),
+            *("--log-level=info", "--enable-metrics", "--decode-log-interval=10"),
+        )
         with eagle_server(folder, *flags, overlap=True, plugins=(simulated_times.ENTRY,)) as found:
             assert simulated_times.MARK in found.log.read_text(errors="replace")
             yield found
@@ -65,11 +68,13 @@ def answered(asked: Asked) -> list[list[int]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[int]], dict[str, Any], str]:
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def lived(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[list[int]], dict[str, Any], str]:
     """Token ids, state and log of a server in which speculation loses at first and wins later."""
     times = f"{PLAIN_MS},{LOSING_MS},{WINNING_MS},{CHANGE}"
-    with server(tmp_path_factory.mktemp("live"), times) as asked:
+    with server(tmp_path_factory.mktemp("live"), times, request.param) as asked:
         found = answered(asked)
         return found, asked.get("/server_info")["internal_states"][0], asked.log.read_text(errors="replace")
 
