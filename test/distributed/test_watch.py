@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import logging
 import os
@@ -18,6 +19,7 @@ import ranks
 import torch
 from leaf import run_python
 from sglang.srt.distributed.one_shot import ending, watch
+from sglang.srt.distributed.one_shot.errors import PeerTimeout
 from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
 from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels
 from sglang.srt.distributed.one_shot.watch import Loss, RankWatch
@@ -31,7 +33,19 @@ def begin(rank: int, size: int, folder: Path, abort: Any = None, poll_s: float =
     )
     torch.distributed.barrier()
     guard.start()
+    # Not a barrier: a rank that dies right behind one takes the connections of those that are still in it along.
+    wait_for(folder, *(f"watching-{other}" for other in range(size)), mine=f"watching-{rank}")
     return guard
+
+
+def wait_for(folder: Path, *names: str, mine: str = "", limit_s: float = 30.0) -> None:
+    """Make one file and wait until all the others are there too."""
+    if mine:
+        (folder / mine).touch()
+    deadline = time.monotonic() + limit_s
+    while not all((folder / name).exists() for name in names):
+        assert time.monotonic() < deadline, names
+        time.sleep(0.01)
 
 
 def killed(rank: int, size: int, folder: Path) -> None:
@@ -70,6 +84,37 @@ def test_who_looks_late_still_names_the_first_that_died(tmp_path: Path) -> None:
     assert "rank 1 (process " in outcomes[2].output and "rank 0 (process " not in outcomes[2].output
 
 
+def looking_together(rank: int, size: int, folder: Path) -> Loss | None:
+    guard = begin(rank, size, folder, poll_s=1000.0)
+    if rank == 1:
+        os._exit(9)
+    real, deadline = fcntl.lockf, time.monotonic() + LIMIT_S
+    while guard.look() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    wait_for(folder, "knows-0", "knows-2", mine=f"knows-{rank}")
+
+    def held_back(file: int, what: int) -> None:
+        if what == fcntl.LOCK_UN:
+            wait_for(folder, "looked", mine="looking")
+        real(file, what)
+
+    if rank == 0:  # stands still in the middle of its look
+        fcntl.lockf = held_back
+        return guard.look()
+    wait_for(folder, "looking")
+    try:
+        return guard.look()
+    finally:
+        (folder / "looked").touch()
+
+
+def test_two_that_look_at_the_same_moment_both_see_the_death(tmp_path: Path) -> None:
+    """Else the one that looks only once, as it fails, would miss whose death it fails for."""
+    outcomes, _ = ranks.run(looking_together, 3, tmp_path)
+    for rank in (0, 2):
+        assert outcomes[rank].value is not None and outcomes[rank].value.rank == 1, outcomes[rank].output
+
+
 def failed_for_a_death(rank: int, size: int, folder: Path) -> None:
     guard = begin(rank, size, folder, poll_s=4.0)
     with guard.phase("serving"):
@@ -96,7 +141,11 @@ def spinning(rank: int, size: int, folder: Path) -> None:
         kernels.all_reduce(x, limit_s=0)
         if rank == 0:
             os._exit(9)
-        kernels.all_reduce(x, limit_s=0)  # waits for rank 0 without a limit, as a replay would
+        try:
+            kernels.all_reduce(x, limit_s=0)  # waits for rank 0 without a limit, as a replay would
+        except PeerTimeout as error:
+            assert error.aborted
+            time.sleep(LIMIT_S)  # the watch ends the rank; a test that is told of the error first would
 
 
 def test_ranks_that_wait_in_a_kernel_without_a_limit_are_freed(tmp_path: Path) -> None:
@@ -143,6 +192,8 @@ def slow(rank: int, size: int, folder: Path) -> str:
     else:
         torch.distributed.barrier()
         time.sleep(2.0)
+    torch.distributed.barrier()
+    guard._stop.set()  # nobody lets go of its lock while another still watches it
     torch.distributed.barrier()
     guard.stop()
     return "alive"
@@ -220,7 +271,7 @@ def test_the_sentence(error: str, words: str) -> None:
 
 
 SERVER = """
-import multiprocessing, signal, sys, time
+import multiprocessing, os, signal, time
 from sglang.srt.distributed.one_shot import ending
 from sglang.srt.distributed.one_shot.watch import Loss
 
@@ -229,7 +280,7 @@ def worker():
 
 def told(*_):
     print("told", flush=True)
-    sys.exit(0)
+    os._exit(0)  # an exception would be lost where the signal comes inside the fork
 
 if __name__ == "__main__":
     signal.signal(signal.SIGQUIT, told)

@@ -165,8 +165,10 @@ class RankWatch:
         return found
 
     def _dead(self, rank: int) -> bool:
+        # A shared lock, which only the rank's own excludes: an exclusive one would make two that look at the same
+        # moment take each other for the rank, alive.
         try:
-            fcntl.lockf(self._files[rank], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._files[rank], fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return False
         fcntl.lockf(self._files[rank], fcntl.LOCK_UN)
