@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +28,26 @@ class Outcome:
     output: str = ""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run(
     work: Callable[..., Any],
     size: int,
     folder: Path,
     *args: Any,
-    deadline_s: float = 40.0,
+    deadline_s: float = 120.0,
     group: bool = True,
 ) -> tuple[list[Outcome], float]:
     """Run ``work(rank, size, folder, *args)`` in ``size`` processes; outcomes by rank, and seconds until the last ended.
 
     With ``group`` every rank is in a gloo process group first.
     """
-    port = free_port()
+    (folder / "port").unlink(missing_ok=True)
     started = time.monotonic()
     results, leaves, processes = [], [], []
     for rank in range(size):
         result, sender = _FORK.Pipe(duplex=False)
         held, leave = _FORK.Pipe(duplex=False)
         process = _FORK.Process(
-            target=_child, args=(work, rank, size, folder, port, sender, held, deadline_s, group, args)
+            target=_child, args=(work, rank, size, folder, sender, held, deadline_s, group, args)
         )
         process.start()
         sender.close()
@@ -85,12 +79,29 @@ def run(
     return outcomes, seconds
 
 
+def _store(rank: int, size: int, file: Path, limit_s: float) -> Any:
+    """Rank 0's store. It takes a port that is free and says which: one that was free before may not be any more."""
+    from torch.distributed import TCPStore
+
+    limit = timedelta(seconds=limit_s)
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, size, True, limit, wait_for_workers=False)
+        file.with_suffix(".new").write_text(str(store.port), encoding="utf-8")
+        file.with_suffix(".new").replace(file)
+        return store
+    deadline = time.monotonic() + limit_s
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank 0 opened no store within {limit_s:.0f} s")
+        time.sleep(0.01)
+    return TCPStore("127.0.0.1", int(file.read_text(encoding="utf-8")), size, False, limit)
+
+
 def _child(
     work: Callable[..., Any],
     rank: int,
     size: int,
     folder: Path,
-    port: int,
     sender: Any,
     held: Any,
     deadline_s: float,
@@ -110,9 +121,8 @@ def _child(
         # The parent of these ranks is pytest: what a rank tells its server must not end the test run.
         ending._tell_parent = lambda: None
         if group:
-            torch.distributed.init_process_group(
-                "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
-            )
+            store = _store(rank, size, folder / "port", deadline_s)
+            torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
         sender.send((work(rank, size, folder, *args), ""))
     except BaseException as error:
         traceback.print_exc()

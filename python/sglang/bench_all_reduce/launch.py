@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import time
 import traceback
 from typing import Any
 
 from sglang.bench_all_reduce.worker import Job, Result, work
+from sglang.verify_demo.process import free_port
 
 _SPAWN = multiprocessing.get_context("spawn")
 #: In the place of an error: not the end, but what there is so far.
@@ -32,9 +32,7 @@ class RankFailed(RuntimeError):
 
 def free_address() -> str:
     """A meeting point on this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def run(job: Job, limit_s: float, verbose: bool) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import shlex
 import signal
 import socket
@@ -19,6 +20,11 @@ from typing_extensions import Self
 
 #: Seconds that a server gets between SIGTERM and SIGKILL. It drains for up to 5 s of its own.
 STOP_GRACE = 10.0
+#: Seconds for the processes to be gone after SIGKILL: on a busy machine also a killed one has to run once more.
+KILL_GRACE = 60.0
+#: Where the kernel's range for ports of its own choice is told, its usual begin, and the least port taken here.
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_EPHEMERAL_FROM, _LEAST_PORT = 32768, 10000
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -27,11 +33,22 @@ class ServerError(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback interface that nobody uses now, and that the kernel gives nobody meanwhile.
+
+    A server binds it only after a minute of imports. A port of the kernel's own range may by then be the source of
+    somebody's connection or belong to another socket that was bound to "any"; one below that range stays free.
+    """
+    first = _EPHEMERAL_FROM
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        first = int(_PORT_RANGE.read_text().split()[0])
+    below = range(_LEAST_PORT, first)
+    tried = random.SystemRandom().sample(below, min(len(below), 64))
+    for port in (*tried, 0):  # 0: any, where the range leaves none, or all that were tried are taken
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise OSError("no TCP port of the loopback interface is free")
 
 
 def session_members(session: int) -> list[int]:
@@ -143,22 +160,26 @@ class Server:
     def stop(self) -> None:
         """End every process of the server's session; returns when none is left. Safe to call twice."""
         self._stop_watching.set()
-        process, grace = self._process, STOP_GRACE
+        process = self._process
         if process is None:
             return
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            for pid in session_members(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sign)
+        for sign, grace in ((signal.SIGTERM, STOP_GRACE), (signal.SIGKILL, KILL_GRACE)):
+            asked: set[int] = set()
             deadline = time.monotonic() + grace
             while time.monotonic() < deadline:
                 process.poll()  # reaps the leader
-                if not session_members(process.pid):
+                members = set(session_members(process.pid))
+                if not members:
                     break
+                # Also those that were forked while the others were being told: a server that starts makes many.
+                for pid in members - asked:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, sign)
+                asked |= members
                 time.sleep(0.05)
-        process.wait(timeout=grace)
+        process.wait(timeout=KILL_GRACE)
         if self._watcher is not None:
-            self._watcher.join(timeout=grace)
+            self._watcher.join(timeout=KILL_GRACE)
 
     def _watch_memory(self) -> None:
         while not self._stop_watching.wait(1.0):
