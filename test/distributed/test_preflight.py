@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import ranks
 import torch
 from sglang.srt.distributed.one_shot import cures, preflight
+from sglang.srt.distributed.one_shot.cuda import CudaKernels
 from sglang.srt.distributed.one_shot.exchange import Exchange, Silent
 from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
 from sglang.srt.distributed.one_shot.patterns import HIGH, expected_sum, part
@@ -33,19 +36,35 @@ def exchange(rank: int, size: int) -> Exchange:
     return Exchange(distributed_c10d._get_default_store(), rank, size, "test")
 
 
-def try_it(rank: int, size: int, folder: Path, intercept: Any = None) -> dict[str, Any]:
+#: Factors on the preflight's waits. Where every flag comes nothing waits for long, so that a rank may stand still on
+#: a busy machine; where one never comes its wait is sat out, four times a GPU's second.
+PATIENT, BRISK = 60.0, 4.0
+
+
+def try_it(
+    rank: int,
+    size: int,
+    folder: Path,
+    intercept: Any = None,
+    patience: float = PATIENT,
+    limit_s: float = preflight.LIMIT_S,
+) -> dict[str, Any]:
+    meeting = exchange(rank, size)
     kernels = SimulatedKernels(
-        Fabric(size, ROOM, folder / "fabric"), rank, intercept=intercept and intercept(rank)
+        Fabric(size, ROOM, folder / "fabric"),
+        rank,
+        intercept=intercept and intercept(rank, meeting),
+        patience=patience,
     )
     started = time.monotonic()
-    verdict = preflight.run(kernels, exchange(rank, size), CPU)
+    verdict = preflight.run(kernels, meeting, CPU, limit_s)
     return {"ok": verdict.ok, "fault": verdict.fault, "seconds": time.monotonic() - started}
 
 
 def skip(kind: Kind, source: int, target: int, turn: int = 1) -> Any:
     """What ``source`` does for ``target`` is lost from the ``turn``-th time on."""
 
-    def of(rank: int) -> Any:
+    def of(rank: int, meeting: Exchange) -> Any:
         def intercept(step: Step) -> bool:
             return not (rank == source and step.kind is kind and step.peer == target and step.epoch >= turn)
 
@@ -59,14 +78,20 @@ def test_good_peers_pass(size: int, tmp_path: Path) -> None:
     outcomes, _ = ranks.run(try_it, size, tmp_path)
     for outcome in outcomes:
         assert outcome.value is not None, outcome.output
-        assert outcome.value["ok"]
-        assert outcome.value["seconds"] < 10
+        assert outcome.value["ok"], outcome.value
+
+
+def test_the_waits_of_a_gpus_peers() -> None:
+    """The tests stretch them by ``patience``; this is what they are stretched from."""
+    assert preflight.LIMIT_S == 10 and preflight.PAIR_S + preflight.HOST_S < preflight.LIMIT_S / 2
+    assert CudaKernels.patience == 1
 
 
 @pytest.mark.parametrize("turn", [1, 3])
 def test_a_lost_flag_ends_within_ten_seconds_and_names_the_pair(turn: int, tmp_path: Path) -> None:
     """rtx6kpro#15, #21: the flag never comes. Every rank falls back, and none spins."""
-    outcomes, _ = ranks.run(try_it, 3, tmp_path, skip(Kind.PUBLISH, source=1, target=2, turn=turn))
+    lost = skip(Kind.PUBLISH, source=1, target=2, turn=turn)
+    outcomes, _ = ranks.run(try_it, 3, tmp_path, lost, BRISK)
     verdicts = [outcome.value for outcome in outcomes]
     assert all(verdict is not None for verdict in verdicts), outcomes[0].output
     assert not any(verdict["ok"] for verdict in verdicts)
@@ -79,7 +104,8 @@ def test_a_lost_flag_ends_within_ten_seconds_and_names_the_pair(turn: int, tmp_p
 @pytest.mark.parametrize("turn", [1, 2, 3])
 def test_a_private_mirror_fails_closed(turn: int, tmp_path: Path) -> None:
     """NVIDIA/nccl#2338: the flag is seen, the data went somewhere else. Stale buffers count (turn 3 reuses one)."""
-    outcomes, _ = ranks.run(try_it, 2, tmp_path, skip(Kind.PUSH, source=1, target=0, turn=turn))
+    mirror = skip(Kind.PUSH, source=1, target=0, turn=turn)
+    outcomes, _ = ranks.run(try_it, 2, tmp_path, mirror, BRISK)
     for outcome in outcomes:
         assert outcome.value is not None, outcome.output
         assert not outcome.value["ok"]
@@ -87,32 +113,40 @@ def test_a_private_mirror_fails_closed(turn: int, tmp_path: Path) -> None:
         assert (fault.kind, fault.rank, fault.peer) == (cures.WRONG, 0, 1)
 
 
-def late(seconds: float) -> Any:
-    def of(rank: int) -> Any:
+def late(until: Callable[[Exchange], object]) -> Any:
+    """Rank 1 begins its first push when ``until`` has returned."""
+
+    def of(rank: int, meeting: Exchange) -> Any:
         def intercept(step: Step) -> bool:
-            if rank == 1 and step.kind is Kind.PUSH and step.epoch == 1:
-                time.sleep(seconds)
+            if rank == 1 and step.kind is Kind.PUSH and step.epoch == 1 and not begun:
+                begun.append(step)
+                until(meeting)
             return True
 
+        begun: list[Step] = []
         return intercept
 
     return of
 
 
 def test_a_rank_that_is_late_but_in_time_passes(tmp_path: Path) -> None:
-    outcomes, _ = ranks.run(try_it, 2, tmp_path, late(0.3))
+    outcomes, _ = ranks.run(try_it, 2, tmp_path, late(lambda _: time.sleep(0.3)))
     assert all(outcome.value["ok"] for outcome in outcomes)
 
 
 def test_a_rank_that_is_too_late_is_not_left_behind(tmp_path: Path) -> None:
     """It finds that the others have given up: going on alone is what would hang."""
-    outcomes, _ = ranks.run(try_it, 2, tmp_path, late(2.5))
+
+    def rank_0_has_given_up(meeting: Exchange) -> None:
+        meeting._store.wait(["one-shot/test/1/0"], timedelta(seconds=30))
+
+    outcomes, _ = ranks.run(try_it, 2, tmp_path, late(rank_0_has_given_up), BRISK)
     assert [outcome.value["ok"] for outcome in outcomes] == [False, False]
     assert outcomes[0].value["fault"] == outcomes[1].value["fault"]
 
 
 def die(rank_to_die: int) -> Any:
-    def of(rank: int) -> Any:
+    def of(rank: int, meeting: Exchange) -> Any:
         def intercept(step: Step) -> bool:
             if rank == rank_to_die:
                 os._exit(3)
@@ -125,18 +159,19 @@ def die(rank_to_die: int) -> Any:
 
 @pytest.mark.parametrize(("size", "dead"), [(2, 1), (3, 1)])
 def test_a_dead_rank_does_not_keep_the_others(size: int, dead: int, tmp_path: Path) -> None:
-    outcomes, seconds = ranks.run(try_it, size, tmp_path, die(dead))
+    outcomes, seconds = ranks.run(try_it, size, tmp_path, die(dead), 1.0, 1.0)
     assert outcomes[dead].status == 3
     for rank, outcome in enumerate(outcomes):
         if rank != dead:
             assert outcome.value is not None and not outcome.value["ok"], outcome.output
+            fault = outcome.value["fault"]
+            assert fault.kind in (cures.LOST, cures.LATE) and dead in (fault.rank, fault.peer)
     assert seconds < 25
 
 
 def silent_zero(rank: int, size: int, folder: Path) -> str:
     if rank == 0:
-        time.sleep(6)
-        return "late"
+        return "says nothing"  # and stays, with the store, until rank 1 is done
     meeting = exchange(rank, size)
     try:
         meeting.gather("x", 1, 0.5)
@@ -197,9 +232,11 @@ def slow_but_right(rank: int, size: int, folder: Path) -> dict[str, Any]:
             time.sleep(0.25)
         return True
 
-    kernels = SimulatedKernels(Fabric(size, ROOM, folder / "fabric"), rank, intercept=intercept)
+    kernels = SimulatedKernels(
+        Fabric(size, ROOM, folder / "fabric"), rank, intercept=intercept, patience=PATIENT
+    )
     started = time.monotonic()
-    verdict = preflight.run(kernels, exchange(rank, size), CPU, limit_s=2.0)
+    verdict = preflight.run(kernels, exchange(rank, size), CPU, limit_s=2.0 / PATIENT)
     return {"fault": verdict.fault, "seconds": time.monotonic() - started}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import combinations
 
@@ -77,15 +78,24 @@ def test_fused_norm_in_place_and_interleaved_workspaces() -> None:
 
 def test_rtx6kpro_21_a_lost_flag_ends_the_wait_with_both_names() -> None:
     fabric = Fabric(3, SPECS)
+    others_done = threading.Barrier(3, timeout=60)
 
     def lose(step: Step) -> bool:
         return not (step.kind is Kind.PUBLISH and step.peer == 0 and step.epoch == 2)
 
+    def last(step: Step) -> bool:
+        if step.kind is Kind.AWAIT and step.epoch == 2 and not waited:
+            waited.append(others_done.wait())
+        return True
+
+    waited: list[int] = []
+
     def work(rank: int) -> None:
-        kernels = SimulatedKernels(fabric, rank, intercept=lose if rank == 2 else None)
-        for _ in range(2):
-            kernels.all_reduce(torch.ones(1, 8, dtype=torch.bfloat16), limit_s=1.0)
+        kernels = SimulatedKernels(fabric, rank, intercept={0: last, 1: None, 2: lose}[rank])
+        for limit_s in (60.0, 60.0 if rank else 0.5):
+            kernels.all_reduce(torch.ones(1, 8, dtype=torch.bfloat16), limit_s=limit_s)
         kernels.check()
+        others_done.wait()
 
     results = spawn_threads(3, work)
     assert isinstance(results[0], PeerTimeout)
@@ -96,12 +106,19 @@ def test_rtx6kpro_21_a_lost_flag_ends_the_wait_with_both_names() -> None:
 
 def test_a_dead_rank_is_named_by_all_others_and_a_late_one_is_waited_for() -> None:
     fabric = Fabric(3, SPECS)
+    living = threading.Barrier(2, timeout=60)
 
     def work(rank: int) -> torch.Tensor:
-        kernels = SimulatedKernels(fabric, rank)
+        def together(step: Step) -> bool:
+            if step.kind is Kind.AWAIT and step.epoch == 2 and not met:
+                met.append(living.wait())  # both have told each other all they had to
+            return True
+
+        met: list[int] = []
+        kernels = SimulatedKernels(fabric, rank, intercept=together)
         if rank == 1:
             time.sleep(0.3)
-        first = kernels.all_reduce(torch.ones(1, 8, dtype=torch.bfloat16), limit_s=20.0)
+        first = kernels.all_reduce(torch.ones(1, 8, dtype=torch.bfloat16), limit_s=60.0)
         if rank == 1:
             return first
         kernels.all_reduce(first, limit_s=0.5)
@@ -192,10 +209,11 @@ def test_a_flag_is_reached_at_its_epoch_and_one_ahead() -> None:
 def test_a_second_stage_after_many_one_shot_calls(bits: int, right: bool) -> None:
     """Flags of 4 bits wrap after 8 calls as flags of 32 do after 2**31: the late share is not waited for."""
     fabric, size = Fabric(2, SPECS), 64
+    read = threading.Event()
 
     def late(step: Step) -> bool:
         if step.stage == 1 and step.kind is Kind.PUSH:
-            time.sleep(0.2)
+            read.wait(0.2 if right else 60)  # who does not wait has read by then; who does never will
         return True
 
     def work(rank: int) -> torch.Tensor:
@@ -204,8 +222,11 @@ def test_a_second_stage_after_many_one_shot_calls(bits: int, right: bool) -> Non
         )
         x = torch.full((1, size), float(rank + 1), dtype=torch.bfloat16)
         for _ in range(9):
-            kernels.all_reduce(x, limit_s=20.0)
-        return kernels.all_reduce(x, variant=Variant.TWO_STAGE, limit_s=20.0)
+            kernels.all_reduce(x, limit_s=60.0)
+        found = kernels.all_reduce(x, variant=Variant.TWO_STAGE, limit_s=60.0)
+        if rank == 0:
+            read.set()
+        return found
 
     first, second = spawn_threads(2, work)
     assert bool((first == 3).all()) is right  # type: ignore[attr-defined]

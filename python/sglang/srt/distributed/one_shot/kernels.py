@@ -147,6 +147,8 @@ class OneShotKernels(ABC):
     workspaces: Mapping[str, WorkspaceSpec]
     #: What is served; simulated peers may take more.
     dtypes: Sequence[torch.dtype] = DTYPES
+    #: Factor on the waits of the preflight.
+    patience: float = 1.0
 
     def admit(self, *tensors: torch.Tensor, workspace: str = "eager") -> Admission:
         """Whether :meth:`all_reduce` and :meth:`all_reduce_rms_norm` take these tensors on that workspace."""

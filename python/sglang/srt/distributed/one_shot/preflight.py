@@ -81,12 +81,13 @@ def run(
         kernels: opened on all ranks.
         exchange: of the same group.
         device: where this rank's tensors live.
-        limit_s: for the whole preflight.
+        limit_s: for the whole preflight; ``kernels.patience`` stretches it, and the longest wait of one pair.
 
     Raises:
         Silent: rank 0 fell silent, so that there is no verdict.
     """
     start = time.monotonic()
+    pair_s, limit_s = PAIR_S * kernels.patience, limit_s * kernels.patience
     steps: list[tuple[str, Callable[[], Fault | None]]] = []
     for index, pairs in enumerate(tournament(exchange.size)):
         mine = next((pair for pair in pairs if exchange.rank in pair), None)
@@ -102,9 +103,9 @@ def run(
     for number, (label, step) in enumerate(steps, 1):
         answer = _guarded(step, exchange.rank)
         answer["elapsed"] = time.monotonic() - start
-        left = max(limit_s - answer["elapsed"], PAIR_S + HOST_S)
+        left = max(limit_s - answer["elapsed"], pair_s + HOST_S)
         # A step is begun only if the limit holds even where its kernels run into theirs.
-        allowed = limit_s if number == len(steps) else max(limit_s - PAIR_S - HOST_S, limit_s / 2)
+        allowed = limit_s if number == len(steps) else max(limit_s - pair_s - HOST_S, limit_s / 2)
         verdict = judge(exchange.gather(label, answer, left), label, allowed)
         if not verdict.ok:
             return Verdict(False, verdict.fault, time.monotonic() - start, verdict.wedged)
@@ -149,6 +150,8 @@ def _guarded(step: Callable[[], Fault | None], rank: int) -> dict[str, Any]:
 def _pair_step(
     kernels: OneShotKernels, device: torch.device, rank: int, pair: tuple[int, int] | None
 ) -> Callable[[], Fault | None]:
+    pair_s = PAIR_S * kernels.patience
+
     def step() -> Fault | None:
         if pair is None:
             return None
@@ -159,8 +162,8 @@ def _pair_step(
             shape = (spec.max_rows, spec.max_hidden)
             mine = part(rank, turn, shape, torch.bfloat16, device) * (HIGH if rank == high else 1)
             got = torch.full_like(mine, float("nan"))
-            kernels.all_reduce(mine, out=got, workspace=WORKSPACE, limit_s=PAIR_S, members=pair)
-            settle(kernels, device, PAIR_S + HOST_S)
+            kernels.all_reduce(mine, out=got, workspace=WORKSPACE, limit_s=pair_s, members=pair)
+            settle(kernels, device, pair_s + HOST_S)
             kernels.check(WORKSPACE)
             wanted = part(low, turn, shape, torch.bfloat16, device) + HIGH * part(
                 high, turn, shape, torch.bfloat16, device
@@ -183,16 +186,17 @@ def _together(
     kernels: OneShotKernels, device: torch.device, exchange: Exchange, workspace: str
 ) -> Fault | None:
     rank, size = exchange.rank, exchange.size
+    pair_s = PAIR_S * kernels.patience
     shape = (3, min(kernels.workspaces[workspace].max_hidden, 7168))
     for turn, variant in enumerate((Variant.ONE_SHOT, Variant.TWO_STAGE, Variant.ONE_SHOT)):
         mine = part(rank, turn, shape, torch.bfloat16, device)
         wanted = expected_sum(size, turn, shape, torch.bfloat16, device)
-        got = kernels.all_reduce(mine, workspace=workspace, variant=variant, limit_s=PAIR_S)
+        got = kernels.all_reduce(mine, workspace=workspace, variant=variant, limit_s=pair_s)
         residual, weight = torch.ones_like(mine), torch.full_like(mine[0], 0.5)
         normed, kept = kernels.all_reduce_rms_norm(
-            mine, residual, weight, 1e-6, workspace=workspace, variant=variant, limit_s=PAIR_S
+            mine, residual, weight, 1e-6, workspace=workspace, variant=variant, limit_s=pair_s
         )
-        settle(kernels, device, PAIR_S + HOST_S)
+        settle(kernels, device, pair_s + HOST_S)
         kernels.check(workspace)
         if not torch.equal(got, wanted):
             return Fault(cures.SUM, rank, -1, f"{variant.value} sum on {workspace}")

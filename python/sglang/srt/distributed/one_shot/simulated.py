@@ -98,7 +98,8 @@ class SimulatedKernels(OneShotKernels):
     """One rank of a :class:`Fabric`. A wait polls; a bounded one raises PeerTimeout where the GPU writes a record.
 
     ``dtypes`` are the kernels' own unless told otherwise: a server that is held against one rank's texts computes in
-    float32, which only simulated peers take.
+    float32, which only simulated peers take. ``patience`` stretches the preflight's waits: a GPU's peers run all the
+    time, a process of a busy machine may stand still for seconds.
     """
 
     def __init__(
@@ -109,7 +110,9 @@ class SimulatedKernels(OneShotKernels):
         safety: Safety = SAFE,
         intercept: Intercept | None = None,
         dtypes: Sequence[torch.dtype] = DTYPES,
+        patience: float = 10.0,
     ) -> None:
+        self.patience = patience
         self.fabric, self.rank, self.world_size = fabric, rank, fabric.ranks
         self.workspaces = fabric.workspaces
         self._safety, self._intercept, self.dtypes = safety, intercept, tuple(dtypes)
