@@ -63,7 +63,7 @@ class Served:
         flags: Sequence[str] = (),
         *,
         environment: Mapping[str, str] | None = None,
-        start_limit: float = 240.0,
+        start_limit: float = 900.0,
     ) -> None:
         self.port = free_port()
         self.command = [

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Files whose tests share a fixture of the session, servers that would otherwise be started once a worker.
 TOGETHER = ("test/engine/differential/",)
 # Tests that share nothing and mostly compile: dealt one by one.
 SINGLY = ("test/gpu/test_verify_attention.py",)
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what tests start, also where a shell has started this run behind an ``&``, deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Shared machines stall for longer than any deadline; a slow example says nothing about the code.
+settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared-machine")
 
 
 @pytest.hookimpl(optionalhook=True)

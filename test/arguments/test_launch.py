@@ -15,7 +15,7 @@ from checkpoints import DRAFT, LLAMA, draft_tensors, write, write_safetensors
 
 pytestmark = pytest.mark.server
 
-LIMIT_S = 180
+LIMIT_S = 600
 CHAIN = [
     "--speculative-num-steps",
     "2",

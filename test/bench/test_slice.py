@@ -136,7 +136,7 @@ def test_the_router_injection_loads_at_start_and_only_when_asked() -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=True,
         )
         assert ("_Finder" in done.stdout) is expected
@@ -151,7 +151,7 @@ def test_a_site_file_further_down_the_path_still_runs(tmp_path: Path) -> None:
     }
     code = "import sys; print(sys.site_file_ran)"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout.strip() == "True"
 

@@ -95,7 +95,7 @@ def shares(server: RunningServer) -> tuple[float, float]:
 
 def test_phases_are_the_wall_time_of_the_request(server: RunningServer) -> None:
     found = []
-    while not found or (len(found) < 8 and abs(found[-1][1] - 1.0) > 0.1):
+    while not found or (len(found) < 24 and abs(found[-1][1] - 1.0) > 0.1):
         # The processes of a busy machine lose the core between two phases, too: the next request may not.
         found.append(shares(server))
         # The request's wall time also holds its prefill and the way through HTTP, never less than its cycles.
@@ -114,7 +114,7 @@ def test_events_of_a_stream_are_not_its_tokens(server: RunningServer) -> None:
     request = urllib.request.Request(
         f"{server.client.url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=600) as response:
         events = [line[6:] for line in response.read().decode().splitlines() if line.startswith("data: {")]
     last = json.loads(events[-1])["meta_info"]
     assert last["completion_tokens"] > len(events)
@@ -143,7 +143,7 @@ def test_rows_record_and_shipped_prompts(server: RunningServer) -> None:
 
 def test_metrics_and_log_line(server: RunningServer, folder: Path) -> None:
     server.client.generate("The sea was", 80, ignore_eos=True)
-    with urllib.request.urlopen(f"{server.client.url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"{server.client.url}/metrics", timeout=300) as response:
         text = response.read().decode()
     for name in (
         "spec_phase_ms",

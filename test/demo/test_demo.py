@@ -71,7 +71,7 @@ class Demo:
             start_new_session=True,
         )
 
-    def finish(self, timeout: float = 60.0) -> tuple[int, str]:
+    def finish(self, timeout: float = 240.0) -> tuple[int, str]:
         """Exit status and output."""
         try:
             output, _ = self.process.communicate(timeout=timeout)
@@ -93,7 +93,7 @@ class Demo:
                     continue
         return found
 
-    def wait_for_log(self, text: str, timeout: float = 30.0) -> None:
+    def wait_for_log(self, text: str, timeout: float = 120.0) -> None:
         """Until the server's log holds `text`."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -154,10 +154,10 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, sign: signal.Sign
 @pytest.mark.server
 def test_the_real_server_is_stopped_on_ctrl_c(tmp_path: Path) -> None:
     """With the real command, once the server has processes of its own."""
-    demo = Demo(tmp_path, "real", "--timeout", "200")
-    demo.wait_for_log("Init torch distributed", timeout=180)
+    demo = Demo(tmp_path, "real", "--timeout", "600")
+    demo.wait_for_log("Init torch distributed", timeout=600)
     assert len(demo.left_over()) >= 3, "the demo, the server and its scheduler"
     demo.process.send_signal(signal.SIGINT)
-    status, output = demo.finish(timeout=90)
+    status, output = demo.finish()
     assert status == 130, output
     assert demo.left_over() == []

@@ -20,7 +20,7 @@ def worker(rank: int, inboxes: list[Any], results: Any) -> None:
     def gather(value: Any) -> list[Any]:
         for inbox in inboxes:
             inbox.put((rank, value))
-        return [value for _, value in sorted(inboxes[rank].get(timeout=30) for _ in range(RANKS))]
+        return [value for _, value in sorted(inboxes[rank].get(timeout=120) for _ in range(RANKS))]
 
     with tempfile.TemporaryFile() as file:
         file.write(f"of rank {rank}".encode())
@@ -46,7 +46,7 @@ def test_every_rank_gets_every_other_ranks_file() -> None:
     for process in processes:
         process.start()
     try:
-        for rank, texts, still_open in sorted(results.get(timeout=60) for _ in range(RANKS)):
+        for rank, texts, still_open in sorted(results.get(timeout=180) for _ in range(RANKS)):
             assert texts == {other: f"of rank {other}" for other in range(RANKS) if other != rank}
             assert still_open == 0
     finally:

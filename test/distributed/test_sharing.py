@@ -92,7 +92,7 @@ def share(
     for process in processes:
         process.start()
     try:
-        answers = sorted(results.get(timeout=90) for _ in range(RANKS))
+        answers = sorted(results.get(timeout=240) for _ in range(RANKS))
     finally:
         for process in processes:
             process.join(20)

@@ -47,12 +47,12 @@ class Scratch:
     def pip(self, *arguments: str) -> None:
         """Run pip without an index."""
         command = [str(self.python), "-m", "pip", "install", "--quiet", "--no-index", *arguments]
-        subprocess.run(command, check=True, timeout=300, env=clean())
+        subprocess.run(command, check=True, timeout=900, env=clean())
 
     def packages(self) -> set[str]:
         """name==version of everything installed."""
         command = [str(self.python), "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=clean())
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300, env=clean())
         return set(done.stdout.split())
 
     def install(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -63,7 +63,7 @@ class Scratch:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
 
@@ -77,7 +77,7 @@ def clean() -> dict[str, str]:
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment, to be copied."""
     place = tmp_path_factory.mktemp("empty") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, timeout=600)
     return place
 
 
@@ -203,7 +203,7 @@ def test_the_real_wheel_over_the_real_base(scratch: Scratch, fork_wheel: Path) -
     assert {item.partition("==")[0] for item in changed} == {"sglang"} and len(changed) == 2
     command = [str(scratch.python), "-m", "sglang.fork"]
     report = subprocess.run(
-        command, capture_output=True, text=True, env=clean(), cwd="/", timeout=120, check=False
+        command, capture_output=True, text=True, env=clean(), cwd="/", timeout=600, check=False
     )
     assert report.returncode == 0 and "verify-attention" in report.stdout, report.stderr
     # Byte code is there, since a container with a read-only root cannot write it.

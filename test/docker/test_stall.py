@@ -22,7 +22,7 @@ pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
-START_S = 240
+START_S = 600
 #: What the server takes as its limit for a token of the health check.
 PROBE_S = 4
 
@@ -56,7 +56,7 @@ class Container:
             f"http://127.0.0.1:{self.port}{path}", body, {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -91,6 +91,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
         # This checkout may lie in an environment with other versions than the image; the doctor has its own tests.
         "FAST_VERIFY_DOCTOR": "warn",
         "SGLANG_HEALTH_CHECK_TIMEOUT": str(PROBE_S),
+        "FAST_VERIFY_STOP_GRACE_S": "240",  # it drains by itself, however busy the machine is
         # So that /health is what a report complains of: 200 whatever the scheduler does.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         "OMP_NUM_THREADS": "1",
@@ -118,7 +119,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait(90)
+            process.wait(300)
 
 
 GENERATE = {
@@ -154,7 +155,7 @@ def test_metrics_of_the_dashboard_are_served(container: Container) -> None:
         "sglang:inter_token_latency_seconds_bucket",
     }
     wanted = set(NAME.findall(" ".join(queries().values()))) - rare
-    end = time.monotonic() + 30
+    end = time.monotonic() + 180
     while True:
         served = set(NAME.findall(container.get("/metrics")[1]))
         if wanted <= served or time.monotonic() > end:
@@ -173,15 +174,17 @@ def test_sglang_35822(container: Container) -> None:
         assert container.get("/health")[0] == 200
     finally:
         os.kill(scheduler, signal.SIGCONT)
-    assert container.healthy()
+    end = time.monotonic() + START_S
+    while not container.healthy():  # a token within the probe's limit may take a busy machine several tries
+        assert time.monotonic() < end, container.log.read_text(errors="replace")[-3000:]
     assert container.get("/generate", GENERATE)[0] == 200
 
 
 def test_sigterm_ends_everything(container: Container) -> None:
     """The last test of the file: it stops the server."""
     container.process.send_signal(signal.SIGTERM)
-    assert container.process.wait(90) == 0, container.log.read_text(errors="replace")[-2000:]
-    end = time.monotonic() + 10
+    assert container.process.wait(300) == 0, container.log.read_text(errors="replace")[-2000:]
+    end = time.monotonic() + 120
     while container.members() and time.monotonic() < end:
         time.sleep(0.2)
     assert container.members() == []

@@ -118,6 +118,7 @@ def test_code_of_a_checkpoint_is_asked_about(tmp_path: Path, capsys: pytest.Capt
 
 
 GOOD_ROW = "NVIDIA H200, 580.95.05, 9.0, 00000000:{:02x}:00.0, 143771, 700, 345, 1980, 5, 5, 16, 16, Disabled, 76, 3201, 3201, 28, 0, 0"
+HANGS = "exec sleep 60"
 Tools = Callable[..., None]
 
 
@@ -129,7 +130,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     for name in ("sh", "sleep", "cat", "printf"):
         (folder / name).symlink_to(f"/bin/{name}" if Path(f"/bin/{name}").exists() else f"/usr/bin/{name}")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(gpu, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(gpu, "PROBE_SECONDS", 120.0)
 
     def put(**scripts: str) -> None:
         for name, body in scripts.items():
@@ -143,7 +144,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
 @pytest.mark.parametrize(
     "body",
     [
-        "exec sleep 60",
+        HANGS,
         "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18",
         "echo 'Failed to initialize NVML: Driver/library version mismatch'",
         "printf '\\377\\376\\000garbage'",
@@ -152,8 +153,10 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     ],
     ids=["hangs", "fails", "other words", "no text", "crashes", "silent"],
 )
-def test_nvidia_smi_that_does_not_answer(body: str, tools: Tools) -> None:
+def test_nvidia_smi_that_does_not_answer(body: str, tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(nvidia_smi=body)
+    if body == HANGS:
+        monkeypatch.setattr(gpu, "PROBE_SECONDS", 1.0)
     found = nvidia.gather()
     assert found["tool"] and not found["answers"] and found["gpus"] == []
     facts = document.read(FACTS / "h200_x2_nvlink.json") | {"nvidia": found}
@@ -229,7 +232,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[byte
     """The command on facts, with standard output to a pipe."""
     command = [sys.executable, "-m", "sglang.verify_doctor", "--from", str(FACTS / "h200_x1_vm.json")]
     return subprocess.run(
-        [*command, *arguments], env=os.environ | environment, capture_output=True, timeout=120, check=False
+        [*command, *arguments], env=os.environ | environment, capture_output=True, timeout=600, check=False
     )
 
 
@@ -240,7 +243,7 @@ def test_a_pipe_that_closes(form: str) -> None:
     os.close(reading)
     command = [sys.executable, "-m", "sglang.verify_doctor", "--from", str(FACTS / "t4_x1.json"), form]
     with os.fdopen(writing, "wb") as stream:
-        done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, timeout=120, check=False)
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, timeout=600, check=False)
     assert done.stderr == b"" and done.returncode == 1
 
 

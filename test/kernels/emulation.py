@@ -17,7 +17,7 @@ from sglang.srt.layers.attention.verify.fused_driver import Params
 
 HERE = Path(__file__).parent / "emulated"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-LIMIT_S = 120
+LIMIT_S = 600
 
 
 @functools.cache

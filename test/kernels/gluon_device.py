@@ -103,7 +103,7 @@ class Barrier:
 
 
 _here = threading.local()
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 QUIET = 4  # rounds without progress before the previous kernel ends
 
 

@@ -182,7 +182,7 @@ class Checkout:
             cwd=self.wheels,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
 
     def files(self) -> dict[str, str]:

@@ -204,7 +204,7 @@ def test_counters() -> None:
 @pytest.mark.parametrize("name", ["fallbacks", "counters"])
 def test_counts_from_many_threads(name: str) -> None:
     module = load(name)
-    start = threading.Barrier(8, timeout=30)
+    start = threading.Barrier(8, timeout=120)
 
     def work() -> None:
         start.wait()
@@ -218,6 +218,6 @@ def test_counts_from_many_threads(name: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
         assert not thread.is_alive()
     assert module.snapshot() == ({"path": {"reason": 4000}} if name == "fallbacks" else {"count": 4000})

@@ -53,7 +53,7 @@ def pip(copy: Path, wheels: Path, *arguments: str) -> subprocess.CompletedProces
     environment = {**os.environ, "SGLANG_FORK_WHEELS": str(wheels), "PIP_NO_INDEX": "1", "PYTHONPATH": ""}
     environment["SGLANG_FORK_PREBUILD"] = "0"  # the kernels have tests of their own
     command = [sys.executable, "-m", "pip", *arguments, "--no-deps", "--no-build-isolation"]
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def metadata(archive: Path) -> dict[str, list[str]]:
@@ -95,7 +95,7 @@ def test_wheel(copy: Path, archive: Path, tmp_path: Path) -> None:
 def test_source_distribution(copy: Path, tmp_path: Path) -> None:
     """It holds the recipe and not the composed tree, and needs no wheel."""
     code = f"import setuptools.build_meta as backend; print(backend.build_sdist({str(tmp_path)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_python(
-    *arguments: str, first: Path | None = None, timeout: float = 120
+    *arguments: str, first: Path | None = None, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *arguments`` to its end with the repository's ``python`` and ``sgl-kernel/python`` on the path.
 

@@ -23,7 +23,7 @@ from . import overlapped_cpu  # noqa: E402
 from .forced_drafts import MARK, install  # noqa: E402
 
 TARGET, DRAFT = ROOT / "models/nano", ROOT / "models/nano-eagle3"
-REQUEST_LIMIT_S = 120.0
+REQUEST_LIMIT_S = 600.0
 CONTEXT = 256
 
 # float32, so that a verify of three rows and a decode of one round alike up to the last bits.

@@ -25,9 +25,9 @@ from .servers import eagle_server
 
 pytestmark = pytest.mark.server
 FLAGS = ("--page-size=16", "--chunked-prefill-size=32", "--max-total-tokens=1024")
-FREE_LIMIT_S = 5.0
+FREE_LIMIT_S = 120.0
 # A request that ends by its length only.
-LONG = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
+LONG: dict[str, Any] = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
 
 
 @pytest.fixture(
@@ -97,7 +97,7 @@ def test_shared_prefixes_and_flushes(server: Server) -> None:
 
 def drop_after_first_piece(server: Server, body: dict[str, Any]) -> None:
     """Stream, read one piece, and close the connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
     connection.request(
         "POST", GENERATE, json.dumps(body | {"stream": True}), {"Content-Type": "application/json"}
     )
@@ -106,12 +106,23 @@ def drop_after_first_piece(server: Server, body: dict[str, Any]) -> None:
     connection.close()
 
 
+def verifies(server: Server) -> int:
+    """Verify steps of all requests so far, one a request and cycle."""
+    return sum(server.get("/server_info")["internal_states"][0]["spec_stats"]["kept_histogram"])
+
+
 def test_dropped_connections_free_everything(server: Server) -> None:
-    """F2: fifty clients leave after the first piece; five seconds later nothing is left of them."""
+    """F2: fifty clients leave after the first piece, and nothing is left of them long before they would have ended.
+
+    In steps and not in seconds, which depend on the machine; ``test/soak/abort_soak.py`` allows five.
+    """
+    clients, before = 50, verifies(server)
     body = {"text": PROMPTS[0], "sampling_params": LONG}
     with ThreadPoolExecutor(10) as pool:
-        list(pool.map(lambda _: drop_after_first_piece(server, body), range(50)))
+        list(pool.map(lambda _: drop_after_first_piece(server, body), range(clients)))
     assert_idle(server)
+    # A chain of 3 keeps at most 3 a step.
+    assert verifies(server) - before < clients * LONG["max_new_tokens"] / 3 / 2
 
 
 def test_abort_by_id_leaves_the_neighbour_alone(server: Server) -> None:
@@ -129,7 +140,7 @@ def test_abort_by_id_leaves_the_neighbour_alone(server: Server) -> None:
     time.sleep(0.3)
     server.ask("/abort_request", {"rid": "leave"})
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive()
     assert answers["stay"]["output_ids"] == undisturbed
     left = answers["leave"]
@@ -176,7 +187,7 @@ def test_abort_in_the_middle_of_a_grammar(server: Server) -> None:
         time.sleep(0.2 + 0.1 * turn)
         server.ask("/abort_request", {"rid": f"leaves {turn}"})
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
             assert not thread.is_alive()
         assert answers[f"stays {turn}"]["output_ids"] == undisturbed
     assert server.ask(GENERATE, body).body["output_ids"] == undisturbed

@@ -97,7 +97,7 @@ def switched(
         found = answers(server)
         state = server.get("/server_info")["internal_states"][0]
         server.ask("/flush_cache", {})
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while (load := server.load())["num_used_tokens"] and time.monotonic() < deadline:
             time.sleep(0.1)
         return found, state, load

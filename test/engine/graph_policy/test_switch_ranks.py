@@ -8,7 +8,7 @@ from typing import Any
 
 import ranks
 
-LIMIT_S = 150
+LIMIT_S = 600
 STEPS = 1200
 
 

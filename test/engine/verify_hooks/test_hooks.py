@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 COMPOSED = HERE.parents[2] / "build" / "composed"
-LIMIT_S = 240
+LIMIT_S = 900
 TOLERANCE = {"fp32": 2e-4, "fp16": 4e-3}
 TOPICS = "verify-attention,verify-metadata"
 
