@@ -9,7 +9,6 @@ constants and keywords only, because logic belongs in the hook.
 
 from __future__ import annotations
 
-import ast
 import difflib
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,11 +16,9 @@ from typing import Any, Literal
 import libcst as cst
 
 from patches.engine.actions import Action, mark_statement, marked
+from patches.engine.inserted import ALIAS, at_top, check_argument, expression_of, invoke, line_of, mark_place
 from patches.engine.matchers import Assign, Branch, Call, Matcher
 from patches.engine.tree import Place, body, definitions, dotted, statement
-
-ALIAS = "_fork"
-IMPORT = f"from sglang import fork as {ALIAS}"
 
 
 class NotFound(Exception):
@@ -45,7 +42,7 @@ class Edit:
             if not (module and colon and name):
                 raise ValueError(f"hook {value!r} is not of the form 'package.module:function'")
         for text in getattr(self, "args", ()):
-            _check_argument(text)
+            check_argument(text)
 
     def _hooks(self) -> list[str]:
         hook = getattr(self, "hook", None)
@@ -107,73 +104,6 @@ def _near(wanted: str, known: list[str]) -> list[str]:
     holding = sorted({name for name in known if last and last in name.lower()}, key=len)
     close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.4)
     return list(dict.fromkeys([*holding[:3], *close]))[:5]
-
-
-_PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.Load, ast.Starred, ast.keyword, ast.Subscript)
-
-
-def _check_argument(text: str) -> None:
-    call = ast.parse(f"f({text})", mode="eval").body
-    if not isinstance(call, ast.Call) or len(call.args) + len(call.keywords) != 1:
-        raise ValueError(f"argument {text!r} is not one argument")
-    for part in (*call.args, *call.keywords):
-        for node in ast.walk(part):
-            if not isinstance(node, _PLAIN):
-                raise ValueError(
-                    f"argument {text!r} holds {type(node).__name__}; only names, attributes, subscripts and "
-                    "constants may stand in a patch, logic belongs in the hook"
-                )
-
-
-def _invoke(topic: str, hook: str, args: tuple[str, ...], function: str = "call") -> str:
-    return f'{ALIAS}.{function}("{topic}", "{hook}")({", ".join(args)})'
-
-
-def _line(text: str, topic: str) -> cst.SimpleStatementLine:
-    parsed = cst.parse_statement(text)
-    line = cst.ensure_type(parsed, cst.SimpleStatementLine)
-    return line.with_changes(trailing_whitespace=marked(topic))
-
-
-def _expression(text: str, **parts: cst.BaseExpression) -> cst.BaseExpression:
-    """Parse ``text`` and put nodes of the pristine tree in place of the names in ``parts``."""
-
-    class Fill(cst.CSTTransformer):
-        def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
-            return parts.get(original_node.value, updated_node)
-
-    filled = cst.parse_expression(text).visit(Fill())
-    return cst.ensure_type(filled, cst.BaseExpression)  # type: ignore[type-abstract]
-
-
-def fork_import(module: cst.Module, topic: str) -> Action:
-    """The import of ``sglang.fork``, after the docstring and the ``__future__`` imports."""
-    return _at_top(module, _line(IMPORT, topic))
-
-
-def _at_top(module: cst.Module, line: cst.SimpleStatementLine) -> Action:
-    root = Place(module, ())
-    last: cst.CSTNode | None = None
-    for index, node in enumerate(module.body):
-        if not _is_preamble(node, first=index == 0):
-            break
-        last = node
-    if last is not None:
-        return Action(Place(last, (module,)), after=(line,))
-    if module.body:
-        return Action(Place(module.body[0], (module,)), before=(line,))
-    return Action(root, rewrite=lambda node: node.with_changes(body=[line]))
-
-
-def _is_preamble(node: cst.CSTNode, *, first: bool) -> bool:
-    if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
-        return False
-    only = node.body[0]
-    if first and isinstance(only, cst.Expr):
-        return isinstance(only.value, (cst.SimpleString, cst.ConcatenatedString))
-    return (
-        isinstance(only, cst.ImportFrom) and only.module is not None and dotted(only.module) == "__future__"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +171,8 @@ class _Insert(Edit):
 
     def line(self, topic: str) -> cst.SimpleStatementLine:
         """The inserted statement."""
-        text = _invoke(topic, self.hook, self.args)
-        return _line(f"{self.assign} = {text}" if self.assign else text, topic)
+        text = invoke(topic, self.hook, self.args)
+        return line_of(f"{self.assign} = {text}" if self.assign else text, topic)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,11 +216,11 @@ class WrapCall(Edit):
         place = self.anchor(module)
 
         def change(node: Any) -> cst.CSTNode:
-            wrapped = _expression(f'{ALIAS}.wrap("{topic}", "{self.hook}", F)', F=node.func)
+            wrapped = expression_of(f'{ALIAS}.wrap("{topic}", "{self.hook}", F)', F=node.func)
             changed: cst.CSTNode = node.with_changes(func=wrapped)
             return changed
 
-        return [Action(place, rewrite=change), _mark(place, topic)]
+        return [Action(place, rewrite=change), mark_place(place, topic)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,13 +256,13 @@ class ReplaceArgument(Edit):
 
     def actions(self, module: cst.Module, topic: str) -> list[Action]:
         place = self.anchor(module)
-        text = _invoke(topic, self.hook, ("V", *self.args))
+        text = invoke(topic, self.hook, ("V", *self.args))
 
         def change(node: Any) -> cst.CSTNode:
-            changed: cst.CSTNode = node.with_changes(value=_expression(text, V=node.value))
+            changed: cst.CSTNode = node.with_changes(value=expression_of(text, V=node.value))
             return changed
 
-        return [Action(place, rewrite=change), _mark(place, topic)]
+        return [Action(place, rewrite=change), mark_place(place, topic)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +281,7 @@ class AddKeywords(Edit):
 
     def actions(self, module: cst.Module, topic: str) -> list[Action]:
         place = self.anchor(module)
-        value = cst.parse_expression(_invoke(topic, self.hook, self.args, "extra"))
+        value = cst.parse_expression(invoke(topic, self.hook, self.args, "extra"))
 
         def change(node: Any) -> cst.CSTNode:
             args = list(node.args)
@@ -373,7 +303,7 @@ class AddKeywords(Edit):
             changed: cst.CSTNode = node.with_changes(args=args)
             return changed
 
-        return [Action(place, rewrite=change), _mark(place, topic)]
+        return [Action(place, rewrite=change), mark_place(place, topic)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,16 +328,18 @@ class GuardBranch(Edit):
     def actions(self, module: cst.Module, topic: str) -> list[Action]:
         place = self.anchor(module)
         first = {"and": "True", "or": "False", "value": "TEST"}[self.how]
-        call = _invoke(topic, self.hook, (first, *self.args))
+        call = invoke(topic, self.hook, (first, *self.args))
         text = call if self.how == "value" else f"TEST {self.how} {call}"
-        mark = mark_statement(topic)
+        marking = mark_statement(topic)
 
         def change(node: Any) -> cst.CSTNode:
             test = node.test
             if self.how != "value" and not test.lpar:
                 test = test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
             space = cst.SimpleWhitespace(" ")
-            return mark(node.with_changes(test=_expression(text, TEST=test), whitespace_before_test=space))
+            return marking(
+                node.with_changes(test=expression_of(text, TEST=test), whitespace_before_test=space)
+            )
 
         return [Action(place, rewrite=change)]
 
@@ -420,9 +352,9 @@ class AddImport(Edit):
     where: Literal["top", "end"] = "end"
 
     def actions(self, module: cst.Module, topic: str) -> list[Action]:
-        line = _line(f'{ALIAS}.load("{topic}", "{self.module}")', topic)
+        line = line_of(f'{ALIAS}.load("{topic}", "{self.module}")', topic)
         if self.where == "top" or not module.body:
-            return [_at_top(module, line)]
+            return [at_top(module, line)]
         return [Action(Place(module.body[-1], (module,)), after=(line,))]
 
 
@@ -433,7 +365,7 @@ class InsertAtTop(Edit):
     hook: str
 
     def actions(self, module: cst.Module, topic: str) -> list[Action]:
-        return [_at_top(module, _line(_invoke(topic, self.hook, ()), topic))]
+        return [at_top(module, line_of(invoke(topic, self.hook, ()), topic))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,7 +395,7 @@ class AddField(Edit):
         return statement(fields[-1])
 
     def actions(self, module: cst.Module, topic: str) -> list[Action]:
-        line = _line(f"{self.name}: {self.annotation} = {self.default}", topic)
+        line = line_of(f"{self.name}: {self.annotation} = {self.default}", topic)
         return [Action(self.anchor(module), after=(line,))]
 
 
@@ -471,7 +403,3 @@ def _is_field(place: Place) -> bool:
     """Whether an annotated assignment stands directly in the class body."""
     line = statement(place)
     return len(line.path) >= 2 and isinstance(line.path[-2], cst.ClassDef)
-
-
-def _mark(place: Place, topic: str) -> Action:
-    return Action(statement(place), rewrite=mark_statement(topic))

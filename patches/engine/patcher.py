@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 from patches.engine.actions import Action, apply
-from patches.engine.edits import ALIAS, AddImport, Edit, InsertAtTop, NotFound, fork_import
+from patches.engine.edits import AddImport, Edit, InsertAtTop, NotFound
 from patches.engine.errors import AnchorError, EngineError
 from patches.engine.hashes import digest
+from patches.engine.inserted import ALIAS, fork_import
 from patches.engine.model import Sources, Topic
 from patches.engine.tree import Place
 

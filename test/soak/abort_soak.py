@@ -165,9 +165,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--overlap", action="store_true", help="the scheduler's loop of GPU servers")
+    parser.add_argument(
+        "--flag", action="append", default=[], help="one more of the server, as --flag=--NAME=VALUE"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         flags = [f"--page-size={options.page_size}", "--chunked-prefill-size=32", "--max-total-tokens=2048"]
+        flags += options.flag
         with eagle_server(Path(folder), *flags, overlap=options.overlap) as server:
             report = soak(server, seconds=60 * options.minutes, clients=options.clients, seed=options.seed)
             print(json.dumps(report))
