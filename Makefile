@@ -74,8 +74,8 @@ dev: $(READY)  ## the fork importable in .venv; after an edit, `make compose` is
 test: dev  ## all tests that need no GPU (TESTS=path for some, JOBS=n side by side)
 	OMP_NUM_THREADS=1 $(IN_VENV) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(TESTS)
 
-test-differential: dev  ## 320 generated requests, plain decoding against EAGLE-3 over HTTP (REQUESTS=n)
-	DIFFERENTIAL_REQUESTS=$(or $(REQUESTS),320) $(IN_VENV) -m pytest test/engine/differential
+test-differential: dev  ## 320 generated requests, plain decoding against EAGLE-3 over HTTP (REQUESTS=n, SEED=n)
+	DIFFERENTIAL_REQUESTS=$(or $(REQUESTS),320) $(if $(SEED),DIFFERENTIAL_SEED=$(SEED)) $(IN_VENV) -m pytest test/engine/differential
 
 # The demo needs less than the tests do: without a .venv it makes a smaller one of its own.
 DEMO_VENV = $(if $(wildcard $(READY)),$(VENV),.venv-demo)

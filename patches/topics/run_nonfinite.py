@@ -18,7 +18,7 @@ TOPIC = Topic(
         "sglang/srt/speculative/semantics/nonfinite_kernel.py",
         "sglang/srt/speculative/semantics/processor_guard.py",  # it asks there for the fault of a processor
     ),
-    stacks_on=("run-sampling", "run-processors", "run-penalties", "run-end"),
+    stacks_on=("run-sampling", "run-processors", "run-penalties", "run-end", "run-logprobs"),
     edits=(
         Around(file="sglang/srt/speculative/eagle_utils.py", scope="eagle_sample", hook=f"{HOOKS}:verify"),
         Around(file=SAMPLER, scope="Sampler._preprocess_logits", hook=f"{HOOKS}:guard_logits"),

@@ -16,6 +16,7 @@ TOPIC = Topic(
         "sglang/srt/speculative/semantics/seed_hash.py",
         "sglang/srt/speculative/semantics/seed_hooks.py",
     ),
+    stacks_on=("run-logprobs",),
     edits=(
         Around(file=INFO, scope="SamplingBatchInfo.from_schedule_batch", hook=f"{HOOKS}:seed_batch"),
         Around(file=INFO, scope="SamplingBatchInfo.merge_batch", hook=f"{HOOKS}:merge"),

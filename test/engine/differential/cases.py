@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import servers
@@ -13,11 +13,15 @@ from .servers import CONTEXT
 
 sys.path.insert(0, str(servers.HERE))
 
-from poison import EveryOther, PoisonAt
+from poison import EveryOther, PoisonAt, Raises, Says
 
-GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
+GENERATE, CHAT, COMPLETIONS, SCORE = "/generate", "/v1/chat/completions", "/v1/completions", "/v1/score"
 VOCABULARY = 2560
 END = (1, 5)
+# Fields of a request that constrain its text by a grammar.
+GRAMMARS = frozenset(["regex", "json_schema", "ebnf", "structural_tag"])
+# Log probabilities of the most likely next tokens and of chosen ones.
+LOGPROBS = {"return_logprob": True, "top_logprobs_num": 40, "token_ids_logprob": [265, 20, 9]}
 
 PROMPTS = (
     "Once upon a time",
@@ -90,6 +94,35 @@ def processed(name: str, kind: Any, parameters: dict[str, Any], **sampling: Any)
         GENERATE,
         {"text": PROMPTS[0], "sampling_params": {"temperature": 0, **sampling, **custom}} | fields,
     )
+
+
+def _scored() -> list[Case]:
+    """Requests whose log probabilities upstream gives in one way or another, depending on speculation and neighbours."""
+    ways: dict[str, dict[str, Any]] = {
+        "under a grammar": {"json_schema": json.dumps(SCHEMA)},
+        "at a temperature": {"temperature": 0.7},
+        "under a grammar at a temperature": {"temperature": 1.3, "regex": "[ab]{1,4}"},
+        "under a bias": {"logit_bias": {"265": -100.0, "9": 5.0}, "temperature": 0.1},
+    }
+    cases = [
+        greedy(f"no token {way}", max_new_tokens=0, extra=LOGPROBS, **fields) for way, fields in ways.items()
+    ]
+    for kind, parameters in ((PoisonAt, {"poison_at": 0}), (Raises, {"raise_at": 0}), (Says, {"say": [9]})):
+        case = processed(f"no token from {kind.__name__}", kind, parameters, max_new_tokens=0)
+        cases += [case, replace(case, name=f"{case.name} with logprobs", body=case.body | LOGPROBS)]
+    query = {"query": "Once", "items": [" upon", " a time"], "label_token_ids": [265, 20, 9], "model": "nano"}
+    return [
+        *cases,
+        Case("no token but a score", SCORE, query),
+        greedy("the likeliest at a temperature", top_k=1, temperature=2.0, max_new_tokens=9, extra=LOGPROBS),
+        greedy(
+            "unlikely tokens at a low temperature",
+            temperature=0.1,
+            sampling_seed=3,
+            max_new_tokens=9,
+            extra=LOGPROBS,
+        ),
+    ]
 
 
 def reports() -> Sequence[Case]:
@@ -196,6 +229,7 @@ def reports() -> Sequence[Case]:
             {"messages": [{"role": "user", "content": PROMPTS[-1]}], "ignore_eos": True, "temperature": 0},
         ),
         greedy("nothing wanted", max_new_tokens=0),
+        *_scored(),
         greedy("one token", max_new_tokens=1),
         greedy("hidden states", max_new_tokens=7, extra={"return_hidden_states": True}),
         Case(

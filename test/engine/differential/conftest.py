@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from .cases import Case, reports
-from .generator import drawn
+from .generator import SEED, drawn
 from .nasty import nasty
 from .pair import ask, runs_seen, scripted
 from .servers import eagle_server, plain_server
@@ -41,7 +41,8 @@ class Asked:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """Ask everything once; the tests look at different sides of the answers."""
     count = int(os.environ.get("DIFFERENTIAL_REQUESTS", SHORT))
-    cases = [*reports(), *nasty()[:: 1 if count > SHORT else 6], *drawn(count)]
+    drawn_cases = drawn(count, start=int(os.environ.get("DIFFERENTIAL_SEED", SEED)))
+    cases = [*reports(), *nasty()[:: 1 if count > SHORT else 6], *drawn_cases]
     folder: Path = tmp_path_factory.mktemp("differential")
     with plain_server(folder) as server:
         plain = ask(server, cases)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .cases import CHAT, COMPLETIONS, END, GENERATE, Case
+from .cases import CHAT, COMPLETIONS, END, GENERATE, GRAMMARS, Case
 from .pair import bodies
 
 # What a run of ``make test-differential`` must have asked for, each at least so often among 320 generated requests.
@@ -45,7 +45,9 @@ WANTED = {
     "n above 1": 10,
     "batched": 12,
     "context limit": 8,
-    "no token": 4,
+    "no token": 16,
+    "no token under a grammar": 6,
+    "no token at a temperature": 4,
     "usage in a stream": 4,
     "echo": 2,
     "skip_special_tokens off": 4,
@@ -62,6 +64,7 @@ def features(case: Case) -> set[str]:
     kind = {GENERATE: "generate", CHAT: "chat", COMPLETIONS: "completions"}[case.path]
     told = {f"path {kind}", "streamed" if case.stream else "whole"}
     schema = (body.get("response_format") or {}).get("type") == "json_schema"
+    scored = first.get("max_new_tokens") == 0
     length = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], int) else 0
     present = {
         "stop text": first.get("stop"),
@@ -89,7 +92,9 @@ def features(case: Case) -> set[str]:
         "n above 1": (first.get("n") or body.get("n") or 1) > 1,
         "batched": isinstance(prompt, list) and prompt and not isinstance(prompt[0], int),
         "context limit": length > 200,
-        "no token": first.get("max_new_tokens") == 0,
+        "no token": scored,
+        "no token under a grammar": scored and GRAMMARS & first.keys(),
+        "no token at a temperature": scored and first.get("temperature"),
         "usage in a stream": body.get("stream_options"),
         "echo": body.get("echo"),
         "skip_special_tokens off": first.get("skip_special_tokens") is False,

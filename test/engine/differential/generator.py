@@ -20,6 +20,7 @@ from .cases import (
     COMPLETIONS,
     END,
     GENERATE,
+    GRAMMARS,
     PROMPTS,
     QUESTIONS,
     SCHEMA,
@@ -71,8 +72,7 @@ NOISE = dict(
     temperature=st.sampled_from([0.1, 0.7, 1.0, 2.0]),
     sampling_seed=st.integers(0, 2**31),
     top_p=_maybe(st.sampled_from([0.3, 0.8, 0.95]), 3),
-    # Not 1: upstream scales the log probabilities of such a request by its temperature or not, as neighbours have it.
-    top_k=_maybe(st.sampled_from([2, 3, 20]), 3),
+    top_k=_maybe(st.sampled_from([1, 2, 3, 20]), 3),
     min_p=_maybe(st.sampled_from([0.02, 0.3]), 4),
 )
 # Free text until a trigger, then JSON until the end of the tag.
@@ -87,7 +87,6 @@ STRUCTURE = {
     ],
     "triggers": ["a"],
 }
-GRAMMARS = {"regex", "json_schema", "ebnf", "structural_tag"}
 GRAMMAR = st.sampled_from(
     [
         {"regex": "(yes|no)"},
@@ -105,8 +104,7 @@ def generate_case(draw: st.DrawFn, name: str) -> Case:
     """A body for /generate from independent features."""
     parameters: dict[str, Any] = {key: draw(values) for key, values in SAMPLING.items()}
     parameters["temperature"] = 0
-    # A request for no token takes another way without speculation, which leaves the temperature out of logprobs.
-    if draw(st.booleans()) and parameters["max_new_tokens"]:
+    if draw(st.booleans()):
         parameters |= {key: draw(values) for key, values in NOISE.items()}
     if draw(st.integers(0, 5)) == 0:
         parameters |= draw(GRAMMAR)
@@ -158,6 +156,25 @@ def limit_case(draw: st.DrawFn, name: str) -> Case:
             "logprob_start_len": draw(st.sampled_from([-1, 200])),
         }
     return Case(name, GENERATE, body, stream=draw(st.integers(0, 3)) == 0)
+
+
+@st.composite
+def scored_case(draw: st.DrawFn, name: str) -> Case:
+    """A body for /generate that wants no token, but log probabilities of the next: masked, biased, at a temperature."""
+    first = draw(generate_case(name))
+    parameters = first.body["sampling_params"] | {"max_new_tokens": 0}
+    parameters.pop("min_new_tokens", None)
+    if draw(st.booleans()):
+        for field in ("logit_bias", "ignore_eos"):
+            parameters.pop(field, None)
+        if not GRAMMARS & parameters.keys() and "custom_logit_processor" not in first.body:
+            parameters |= draw(GRAMMAR)
+    body = first.body | {"sampling_params": parameters, "return_logprob": True}
+    body["top_logprobs_num"] = draw(st.sampled_from([0, 3, 40]))
+    body["logprob_start_len"] = draw(st.sampled_from([-1, 0]))
+    if draw(st.booleans()):
+        body["token_ids_logprob"] = [265, 20, 9, *END]
+    return Case(name, GENERATE, body, first.stream)
 
 
 @st.composite
@@ -292,9 +309,11 @@ def _streamed(draw: st.DrawFn, case: Case) -> Case:
     return Case(case.name, case.path, body, stream=True)
 
 
+SEED = 2027
 # One request in so many is for several answers, for chat, or for completions; the rest are single ones for /generate.
 SHARES = (
     (limit_case, 26, "limit"),
+    (scored_case, 20, "scored"),
     (many_case, 10, "several"),
     (chat_case, 6, "chat"),
     (completion_case, 8, "completion"),
@@ -314,7 +333,7 @@ def _only_the_seed_counts() -> Iterator[None]:
         yield
 
 
-def drawn(count: int, *, start: int = 2027) -> list[Case]:
+def drawn(count: int, *, start: int = SEED) -> list[Case]:
     """``count`` cases of all kinds; the same ones at every call with the same seed."""
     cases: list[Case] = []
 

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.constrained import xgrammar_backend
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.layers import logprob_processor
-from sglang.srt.speculative.semantics import grammar_hooks, logprob_hooks
+from sglang.srt.speculative.semantics import grammar_hooks
 
 
 def words(allowed: list[int], columns: int) -> list[int]:
@@ -62,22 +62,6 @@ def test_chosen_tokens_of_a_mixed_batch() -> None:
     assert indices == [[3, 4], [], [5]]
     stock, _ = logprob_processor.get_token_ids_logprobs.__wrapped__(logprobs, [[3, 4], None], True)
     assert not torch.is_tensor(stock[1]), "negative control: upstream hands a list to code that calls tolist"
-
-
-@pytest.mark.parametrize(("limit", "left"), [(0, 0), (1, 1)])
-def test_a_request_for_no_token_has_no_entry(limit: int, left: int) -> None:
-    request = SimpleNamespace(
-        sampling_params=SimpleNamespace(max_new_tokens=limit),
-        logprob=SimpleNamespace(output_token_logprobs_val=[], output_token_logprobs_idx=[]),
-    )
-
-    def original(processor: Any, index: int, request: Any, *rest: Any) -> int:
-        request.logprob.output_token_logprobs_val.append(-0.5)
-        request.logprob.output_token_logprobs_idx.append(7)
-        return 1
-
-    assert logprob_hooks.prefill_entries(original, None, 0, request, 0, [7], 1, None) == 1
-    assert len(request.logprob.output_token_logprobs_val) == left
 
 
 def test_each_token_of_a_streamed_piece_has_its_own_top_logprobs() -> None:

@@ -88,9 +88,13 @@ def test_good_rows_pass() -> None:
     assert all(request.to_finish is None for request in requests)
 
 
+@pytest.mark.parametrize(("limit", "aborted"), [(9, True), (1, True), (0, False)])
 @pytest.mark.parametrize("greedy", [True, False])
-def test_prefill_and_plain_decode(greedy: bool) -> None:
-    """The sampler is handed a row it can draw from, and the request is aborted when its result is read."""
+def test_prefill_and_plain_decode(greedy: bool, limit: int, aborted: bool) -> None:
+    """The sampler is handed a row it can draw from, and the request is aborted when its result is read.
+
+    Unless it wants no token: nothing is chosen from its row, and only its KV is not shared.
+    """
     logits = torch.randn(3, 17)
     logits[1] = float("nan")
     info = SimpleNamespace(is_all_greedy=greedy)
@@ -104,7 +108,7 @@ def test_prefill_and_plain_decode(greedy: bool) -> None:
         return guarded.argmax(-1)
 
     nonfinite_hooks.sample(sampler, None, output, info)
-    requests = [FakeRequest([], max_new_tokens=9) for _ in range(3)]
+    requests = [FakeRequest([], max_new_tokens=limit) for _ in range(3)]
     for request in requests:
         request.inflight_middle_chunks = 0  # type: ignore[attr-defined]
     result = SimpleNamespace(logits_output=output, copy_done=None)
@@ -114,7 +118,8 @@ def test_prefill_and_plain_decode(greedy: bool) -> None:
         seen.append([r.to_finish is not None for r in batch.reqs])
 
     nonfinite_hooks.process_single(process, None, FakeBatch(requests), result)
-    assert seen == [[False, True, False]]
+    assert seen == [[False, aborted, False]]
+    assert [getattr(request, "run_bad_rows", False) for request in requests] == [False, True, False]
 
 
 def test_what_tells_bad_rows_leaves_with_the_result() -> None:

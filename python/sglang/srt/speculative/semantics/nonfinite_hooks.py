@@ -115,7 +115,11 @@ def process_single(original: Callable[..., None], processor: Any, batch: Any, re
                 and not request.is_retracted
                 and request.inflight_middle_chunks <= 0
             ):
-                _abort(request, made=len(request.output_ids))
+                if request.sampling_params.max_new_tokens == 0:
+                    # Nothing is chosen from that row; plain decoding, which only scores it, looks no closer.
+                    setattr(request, _BAD, True)
+                else:
+                    _abort(request, made=len(request.output_ids))
     original(processor, batch, result)
 
 
