@@ -73,6 +73,8 @@ class Served:
             f"--model-path={model}",
             "--host=127.0.0.1",
             f"--port={self.port}",
+            # By itself the server asks the kernel for one, lets go of it, and binds it when the model's code is loaded.
+            f"--nccl-port={free_port()}",
             *flags,
         ]
         self.log = log

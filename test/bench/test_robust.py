@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_server import Handler, serving
+from leaf import environment
 from sglang.bench_verify.__main__ import main, with_command
 from sglang.bench_verify.client import Client, ServerError
 from sglang.bench_verify.commands.launch import draft_steps, topics_named
@@ -21,6 +21,7 @@ from sglang.bench_verify.rows import Results
 from sglang.bench_verify.show import print_table
 
 ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-S", "-m", "sglang.bench_verify")
 PROMPTS = str(ROOT / "models/prompts.jsonl")
 
 
@@ -233,9 +234,7 @@ def test_an_interrupted_run_leaves_usable_rows(tmp_path: Path, sign: signal.Sign
     with serving(Slow) as url:
         process = subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "sglang.bench_verify",
+                *COMMAND,
                 "server",
                 url,
                 "--prompts",
@@ -262,11 +261,6 @@ def test_an_interrupted_run_leaves_usable_rows(tmp_path: Path, sign: signal.Sign
         assert "incomplete: the run ended early" in text and "interrupted after 2 rows" in error
 
 
-def environment(**more: str) -> dict[str, str]:
-    """This process's environment with its import path."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part), **more}
-
-
 SHOW = (
     "import sys; from sglang.bench_verify.__main__ import lenient_output; lenient_output();"
     "from sglang.bench_verify.show import print_table;"
@@ -277,7 +271,7 @@ SHOW = (
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_locale_without_the_characters_prints_all_the_same(encoding: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SHOW],
+        [sys.executable, "-S", "-c", SHOW],
         env=environment(PYTHONIOENCODING=encoding, PYTHONUTF8="0", LC_ALL="C"),
         capture_output=True,
         timeout=600,
@@ -291,7 +285,7 @@ def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path: Path) -> None:
     environment_file = tmp_path / "e"
     with environment_file.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sglang.bench_verify", "environment"],
+            [*COMMAND, "environment"],
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -43,7 +43,7 @@ class Demo:
         self.out, self.logs = folder / "out.json", folder / "logs"
         code = RUNNER.format(
             package=str(ROOT / "python/sglang"),
-            fake=str(Path(__file__).with_name("fake_server.py")),
+            fake=str(Path(__file__).with_name("demo_server.py")),
             mode=mode,
         )
         models = (str(ROOT / "models/nano"), str(ROOT / "models/nano-eagle3"))

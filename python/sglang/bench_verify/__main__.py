@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 from sglang.bench_verify.errors import BenchError, Interrupted
 
@@ -65,8 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == chosen:
             importlib.import_module(module).add_arguments(sub)
     args = parser.parse_args(words)
+    before: Any = None
     with contextlib.suppress(ValueError):  # only a main thread may set it; elsewhere nothing ends us that way
-        signal.signal(signal.SIGTERM, _terminated)
+        before = signal.signal(signal.SIGTERM, _terminated)
     try:
         status = int(importlib.import_module(COMMANDS[args.command][0]).run(args))
         sys.stdout.flush()
@@ -85,6 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def with_command(words: Sequence[str]) -> list[str]:

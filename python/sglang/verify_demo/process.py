@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -81,6 +81,27 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait for the end of the block: an exception inside ``Popen`` would lose its child."""
+    if threading.current_thread() is not threading.main_thread():  # no exception of a signal comes here
+        yield
+        return
+    came: list[int] = []
+    before = {}
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        # What is ignored stays so, also in the child; what is not Python's own could not be put back.
+        if callable(signal.getsignal(sign)):
+            before[sign] = signal.signal(sign, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
 class Server:
     """A server process for the length of a ``with`` block.
 
@@ -110,21 +131,27 @@ class Server:
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as output:
-            output.write(f"# {shlex.join(self.command)}\n".encode())
-            output.flush()
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-        if self._watch:
-            self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
-            self._watcher.start()
+        try:
+            with self.log.open("wb") as output, _interrupts_held():
+                output.write(f"# {shlex.join(self.command)}\n".encode())
+                output.flush()
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+            if self._watch:
+                self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
+                self._watcher.start()
+        except (
+            BaseException
+        ):  # an interrupt: nobody's block has begun yet that would stop the server at its end
+            self.stop()
+            raise
         return self
 
     def __exit__(
