@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -218,10 +219,14 @@ def test_a_server_that_dies_in_the_middle_leaves_what_was_measured(
 class Slow(Handler):
     """A server that takes its time after the first answers."""
 
+    over = threading.Event()
+
     def do_POST(self) -> None:
-        """Two quick answers, then slow ones."""
+        """Two quick answers, then none for as long as the test runs."""
         if Handler.cycles > 20:
-            time.sleep(120)
+            Slow.over.wait(600)
+            self.close_connection = True
+            return
         super().do_POST()
 
 
@@ -231,6 +236,7 @@ class Slow(Handler):
 def test_an_interrupted_run_leaves_usable_rows(tmp_path: Path, sign: signal.Signals, status: int) -> None:
     """Ctrl-C and SIGTERM print and write what there is; SIGKILL leaves the file of the last answer."""
     out = tmp_path / "rows.json"
+    Slow.over.clear()
     with serving(Slow) as url:
         process = subprocess.Popen(
             [
@@ -252,6 +258,7 @@ def test_an_interrupted_run_leaves_usable_rows(tmp_path: Path, sign: signal.Sign
             time.sleep(0.1)
         process.send_signal(sign)
         text, error = process.communicate(timeout=300)
+        Slow.over.set()
     assert process.returncode == status and "Traceback" not in error
     rows = Results.load(out).rows
     if sign == signal.SIGKILL:
