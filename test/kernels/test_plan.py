@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged import Batch, Case
 from sglang.fork import fallbacks
-from sglang.srt.layers.attention.verify.admission import AttentionRequest, admit
+from sglang.srt.layers.attention.verify.admission import SHARED, AttentionRequest, admit
 from sglang.srt.layers.attention.verify.context import KVContext
-from sglang.srt.layers.attention.verify.hooks import SHARED, whole_device
+from sglang.srt.layers.attention.verify.hooks import whole_device
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, by_batch, make_plan, planned_traits
 from sglang.srt.layers.attention.verify.workspace import Needs, VerifyWorkspace
 

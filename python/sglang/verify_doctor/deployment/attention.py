@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sglang.verify_doctor.deployment.drafting import draft_backend
@@ -10,7 +11,7 @@ from sglang.verify_doctor.deployment.subject import Deployment, Row, Side
 from sglang.verify_doctor.facts.document import section
 
 if TYPE_CHECKING:
-    from sglang.srt.layers.attention.verify.admission import AttentionRequest
+    from sglang.srt.layers.attention.verify.admission import AttentionRequest, BackendFacts
     from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan
 
 OURS = "triton"
@@ -20,8 +21,7 @@ STOCK = "triton, stock kernel"
 def rows(it: Deployment) -> list[Row]:
     """Prefill, then decode or verify and both sides of the draft."""
     prefill, decode = (str(name) for name in it.args.get_attention_backends())
-    given = bool(it.args.attention_backend or it.args.prefill_attention_backend)
-    found = [("attention, prefill", prefill, "the server's choice for this model and GPU" if given else "")]
+    found = [("attention, prefill", prefill, "as given, or the server's choice for this model and machine")]
     if not it.args.speculative_algorithm:
         found.append(("attention, decode", *_path(it, it.target, decode, 1, "decode")))
         return found
@@ -50,7 +50,7 @@ def _path(it: Deployment, side: Side | None, backend: str, tokens: int, what: st
     if side is None:
         return OURS, "the configuration of the model could not be read"
     from sglang.fork import enabled
-    from sglang.srt.layers.attention.verify.admission import admit
+    from sglang.srt.layers.attention.verify.admission import admit, admit_backend, admit_one_launch
     from sglang.srt.layers.attention.verify.plan import by_batch
 
     if not enabled("verify-attention"):
@@ -58,17 +58,24 @@ def _path(it: Deployment, side: Side | None, backend: str, tokens: int, what: st
     tree = (it.args.speculative_eagle_topk or 1) > 1
     if tree and what == "verify":
         return STOCK, "tree drafts (topk above 1) are served by the stock kernel"
+    whole = admit_backend(backend_facts(it, side, draft=what.startswith("draft")))
+    if not whole.ok:
+        return STOCK, whole.reason
     asked = request(it, it.gpu, side, tokens, mask="full" if tree else "none")
     admitted = admit(asked)
     if not admitted.ok:
         return STOCK, admitted.reason
-    forms = by_batch(asked, traits(it, it.gpu), side.context, it.batches or [1])
+    device = traits(it, it.gpu)
+    forms = by_batch(asked, device, side.context, it.batches or [1])
     used = [plan.use for *_, plan in forms]
     if not any(used):
         return STOCK, forms[0][2].reason
     why = "; ".join(
         plan.reason if len(forms) == 1 else f"batch {first}: {plan.reason}" for first, _, plan in forms
     )
+    alone = admit_one_launch(it.args)
+    if not alone.ok and set_traits(it, it.gpu).fused != "no":
+        why += f"; not in one launch: {alone.reason}"
     return f"triton, the fork's split-KV kernel: {_forms(forms)}", f"{why}; compiled at first use"
 
 
@@ -101,10 +108,35 @@ def request(it: Deployment, gpu: Machine, side: Side, tokens: int, **facts: Any)
     )
 
 
-def traits(it: Deployment, gpu: Machine) -> DeviceTraits:
-    """The device as the plans see it, with what its environment sets."""
+def backend_facts(it: Deployment, side: Side, *, draft: bool) -> BackendFacts:
+    """What the hook of a Triton backend will find on this side, as far as arguments and configuration settle it."""
+    from sglang.srt.layers.attention.verify.admission import BackendFacts
+
+    args, config = it.args, side.config
+    hybrid = bool(getattr(config, "is_hybrid_swa", False))
+    window = getattr(config, "sliding_window_size" if hybrid else "attention_chunk_size", None)
+    return BackendFacts(
+        context_parallel=int(args.dcp_size) > 1,
+        deterministic=bool(args.enable_deterministic_inference),
+        window_pool=hybrid and not args.disable_hybrid_swa_memory,
+        window=window,
+        virtual_slots=bool(args.enable_unified_memory),
+        multi_layer_draft=draft and bool(args.enable_multi_layer_eagle),
+    )
+
+
+def set_traits(it: Deployment, gpu: Machine) -> DeviceTraits:
+    """The device as its environment has it, whatever the server's arguments are."""
     from sglang.srt.layers.attention.verify.plan import planned_traits
     from sglang.srt.layers.attention.verify.table import FUSED_VARIABLE
 
     setting = str(section(it.facts, "environment").get(FUSED_VARIABLE) or "auto")
     return planned_traits(gpu.capability, gpu.multiprocessors or 1, setting)
+
+
+def traits(it: Deployment, gpu: Machine) -> DeviceTraits:
+    """The device as the plans of this server see it: without the one launch where attention shares the device."""
+    from sglang.srt.layers.attention.verify.admission import admit_one_launch
+
+    found = set_traits(it, gpu)
+    return found if admit_one_launch(it.args).ok else replace(found, fused="no")

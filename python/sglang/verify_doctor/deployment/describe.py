@@ -46,6 +46,8 @@ def _moe(it: Deployment) -> list[Row]:
     experts = getattr(config, "n_routed_experts", None) or getattr(config, "num_experts", None)
     if not experts:
         return []
+    if it.gpu is None:
+        return [("MoE", "PyTorch", "upstream's path for experts on a processor")]
     runner = str(it.args.moe_runner_backend)
     if runner != "auto":
         return [("MoE", runner, "resolved by the server for this model and GPU")]

@@ -82,10 +82,14 @@ def speculative_auto(it: Deployment) -> list[Row]:
         dp_attention=bool(args.enable_dp_attention),
         pipeline=int(args.pp_size) > 1,
         two_batch=bool(args.enable_two_batch_overlap),
+        pdmux=bool(args.enable_pdmux),
         adaptive=bool(args.speculative_adaptive),
         multi_layer=bool(args.enable_multi_layer_eagle),
         disaggregated=str(args.disaggregation_mode or "null") != "null",
         lora=bool(args.enable_lora),
+        mrope=_stated(it, "model_is_mrope"),
+        encoder=_stated(it, "is_encoder_decoder"),
+        sliding_window=_stated(it, "is_hybrid_swa"),
         rejection_sampling=bool(getattr(args, "speculative_use_rejection_sampling", False)),
     )
     reason = admit_server(facts)
@@ -128,6 +132,8 @@ def cycle_graph(it: Deployment) -> list[Row]:
         pipeline_ranks=int(args.pp_size),
         two_batch_overlap=bool(args.enable_two_batch_overlap),
         lora=bool(args.enable_lora),
+        mrope=_stated(it, "model_is_mrope"),
+        encoder_decoder=_stated(it, "is_encoder_decoder"),
         disaggregated=str(args.disaggregation_mode) not in ("null", "None"),
         memory_saver=bool(args.enable_memory_saver),
     )
@@ -141,6 +147,11 @@ def cycle_graph(it: Deployment) -> list[Row]:
             "nothing in the arguments forbids it; backends and pools are asked at the start",
         )
     ]
+
+
+def _stated(it: Deployment, name: str) -> bool:
+    """What upstream's configuration of the target says about itself."""
+    return bool(getattr(it.target.config, name, False)) if it.target else False
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,7 @@ lengths or speed, so its answer holds for every replay of a captured graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -119,4 +119,59 @@ def admit(request: AttentionRequest) -> Admission:
             return _refuse(f"key dim {r.qk_dim} differs from value dim {r.v_dim}")
         if r.qk_dim not in GQA_HEAD_DIMS:
             return _refuse(f"head size {r.qk_dim}, has {GQA_HEAD_DIMS}")
+    return Admission(True, "admitted")
+
+
+@dataclass(frozen=True)
+class BackendFacts:
+    """What keeps every call of one attention backend on the stock kernels.
+
+    Attributes:
+        context_parallel: the context of a decode is divided over ranks.
+        deterministic: ``--enable-deterministic-inference``.
+        window_pool: the cache keeps a pool of its own for sliding windows.
+        window: keys that a layer looks back on, in tokens; None or 0 where it sees all of them.
+        virtual_slots: the request table holds slots that the pool translates (unified memory pool).
+        multi_layer_draft: a draft's backend with ``--enable-multi-layer-eagle``.
+    """
+
+    context_parallel: bool = False
+    deterministic: bool = False
+    window_pool: bool = False
+    window: int | None = None
+    virtual_slots: bool = False
+    multi_layer_draft: bool = False
+
+
+def admit_backend(facts: BackendFacts) -> Admission:
+    """Decide whether any call of a backend may take the split-KV kernels."""
+    for holds, reason in (
+        (facts.context_parallel, "decode context parallelism"),
+        (facts.deterministic, "deterministic inference"),
+        (facts.window_pool, "sliding-window KV pool"),
+        ((facts.window or 0) > 0, "sliding window"),
+        (facts.virtual_slots, "unified memory pool (slots are virtual)"),
+        (facts.multi_layer_draft, "multi-layer draft"),
+    ):
+        if holds:
+            return _refuse(reason)
+    return Admission(True, "admitted")
+
+
+# Server arguments with which attention does not have the device to itself.
+SHARED = {
+    "enable_pdmux": "prefill and decode share out the multiprocessors (PD multiplexing)",
+    "enable_two_batch_overlap": "another batch's communication runs beside attention (two-batch overlap)",
+}
+
+
+def admit_one_launch(server_args: Any) -> Admission:
+    """Decide whether the one-launch kernel may be used on a server with these (upstream's) arguments.
+
+    Its blocks wait for each other, so all must be resident. Under PD multiplexing a stream has only some of the
+    multiprocessors; beside a kernel that waits for another rank, half of either grid could wait for the other for good.
+    """
+    for argument, reason in SHARED.items():
+        if getattr(server_args, argument, False):
+            return _refuse(reason)
     return Admission(True, "admitted")

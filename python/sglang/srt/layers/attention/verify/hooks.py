@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify import fused_driver
+from sglang.srt.layers.attention.verify.admission import BackendFacts, admit_backend, admit_one_launch
 from sglang.srt.layers.attention.verify.binding import (
     ATTRIBUTE,
     Binding,
@@ -43,39 +44,28 @@ def _backend_refusal(backend: Any, model_runner: Any, traits: DeviceTraits | str
     """What keeps every call of this backend on the stock path."""
     if isinstance(traits, str):
         return traits
-    if backend.dcp_size > 1:
-        return "decode context parallelism"
-    if backend.enable_deterministic:
-        return "deterministic inference"
-    if backend.use_sliding_window_kv_pool:
-        return "sliding-window KV pool"
-    if backend.sliding_window_size is not None and backend.sliding_window_size > 0:
-        return "sliding window"
-    if backend._translate_kv_loc is not None:
-        return "unified memory pool (slots are virtual)"
-    if backend.is_draft_runner and model_runner.server_args.enable_multi_layer_eagle:
-        return "multi-layer draft"
-    return None
-
-
-# Server arguments with which attention does not have the device to itself.
-SHARED = {
-    "enable_pdmux": "prefill and decode share out the multiprocessors (PD multiplexing)",
-    "enable_two_batch_overlap": "another batch's communication runs beside attention (two-batch overlap)",
-}
+    admitted = admit_backend(
+        BackendFacts(
+            context_parallel=backend.dcp_size > 1,
+            deterministic=bool(backend.enable_deterministic),
+            window_pool=bool(backend.use_sliding_window_kv_pool),
+            window=backend.sliding_window_size,
+            virtual_slots=backend._translate_kv_loc is not None,
+            multi_layer_draft=bool(
+                backend.is_draft_runner and model_runner.server_args.enable_multi_layer_eagle
+            ),
+        )
+    )
+    return None if admitted.ok else admitted.reason
 
 
 def whole_device(traits: DeviceTraits, server_args: Any) -> DeviceTraits:
-    """``traits`` without the one launch where some multiprocessors may be out of its reach, counted with the reason.
-
-    Its blocks wait for each other, so all must be resident. Under PD multiplexing a stream has only some of the
-    multiprocessors; beside a kernel that waits for another rank, half of either grid could wait for the other for good.
-    """
-    for argument, reason in SHARED.items():
-        if traits.fused != "no" and getattr(server_args, argument, False):
-            fallbacks.record(fused_driver.PATH, reason)
-            return replace(traits, fused="no")
-    return traits
+    """``traits`` without the one launch where some multiprocessors may be out of its reach, counted with the reason."""
+    admitted = admit_one_launch(server_args)
+    if traits.fused == "no" or admitted.ok:
+        return traits
+    fallbacks.record(fused_driver.PATH, admitted.reason)
+    return replace(traits, fused="no")
 
 
 def _head_shape(backend: Any, model_runner: Any) -> HeadShape | None:
