@@ -43,6 +43,24 @@ def test_description_that_is_no_object(tmp_path: Path, text: str) -> None:
     assert code(checkpoint.read_config, OPTION, tmp_path, what="the draft") == "config-json"
 
 
+def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No UTF-8, nested without end, a name too long, a folder or a file that this user may not read."""
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert code(checkpoint.read_config, OPTION, tmp_path, what="x") == "config-unreadable"
+    file.write_text('{"a": ' + "[" * 100_000)
+    assert code(checkpoint.read_config, OPTION, tmp_path, what="x") == "config-json"
+    assert code(checkpoint.local_directory, OPTION, "/" + "x" * 5000, what="x") == "path-unreadable"
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert code(checkpoint.read_config, OPTION, tmp_path, what="x") == "config-unreadable"
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert code(checkpoint.local_directory, OPTION, "/locked/model", what="x") == "path-unreadable"
+
+
 def test_overrides(tmp_path: Path) -> None:
     write(tmp_path, KIMI)
     config = checkpoint.read_config(

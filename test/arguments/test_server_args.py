@@ -163,7 +163,24 @@ CASES = (
     Case("draft not on the hub", "path-unreachable", CHAIN | {"speculative_draft_model_path": "no/draft"}),
     Case("model path missing", "path-missing", CHAIN | {"model_path": "./no/model"}),
     Case("page of no tokens", "page-size", CHAIN | {"page_size": 0}),
+    Case("no ranks", "number-low", CHAIN | {"tp_size": 0}),
+    Case("no context", "number-low", CHAIN | {"context_length": 0}),
+    Case("no requests", "number-low", CHAIN | {"max_running_requests": -1}),
+    Case("no memory", "number-low", CHAIN | {"mem_fraction_static": 0.0}),
+    Case("all the memory", "number-high", CHAIN | {"mem_fraction_static": 1.0}),
+    Case("not a share", "number-high", CHAIN | {"mem_fraction_static": float("nan")}),
     Case("model not on the hub", "path-unreachable", CHAIN | {"model_path": "no/model"}),
+)
+
+
+# Without speculation upstream's own resolution meets these, and ends in a traceback.
+PLAIN = {"speculative_algorithm": None, "speculative_draft_model_path": None}
+CASES += (
+    Case("no architectures", "config-values", PLAIN, target=LLAMA | {"architectures": []}, lone=True),
+    Case("no heads", "config-values", PLAIN, target=LLAMA | {"num_attention_heads": 0}, lone=True),
+    Case("width in words", "config-values", PLAIN, target=LLAMA | {"hidden_size": "x"}, lone=True),
+    Case("dtype of none", "config-values", PLAIN, target=LLAMA | {"torch_dtype": "float7"}, lone=True),
+    Case("a type of none", "model-type", PLAIN, target=LLAMA | {"model_type": "lama"}, lone=True),
 )
 
 

@@ -61,10 +61,19 @@ def local_directory(option: str, path: str, *, what: str) -> Path | None:
     if is_remote(path):
         return None
     place = Path(path)
-    if place.is_dir():
-        return place
-    if place.is_file() or is_hub_id(path):
-        return None
+    try:
+        if place.is_dir():
+            return place
+        if place.is_file() or is_hub_id(path):
+            return None
+    except OSError as error:
+        # A folder above it that may not be entered, a name that is too long.
+        raise ArgumentFault(
+            f"{option} {one_line(path)}",
+            f"cannot be looked at ({error.strerror})",
+            "give a path that this user can read",
+            code="path-unreadable",
+        ) from error
     raise ArgumentFault(
         f"{option} {path}",
         "is no directory on this machine and cannot be the name of a hub repository either",
@@ -80,7 +89,7 @@ def read_config(option: str, directory: Path, *, what: str, overrides: str = "{}
         overrides: JSON object laid over the file, as ``--json-model-override-args`` does.
 
     Raises:
-        ArgumentFault: no description at all, or text that is not a JSON object.
+        ArgumentFault: no description at all, one that cannot be read, or text that is not a JSON object.
     """
     file = directory / CONFIG_NAME
     if not file.is_file():
@@ -92,8 +101,21 @@ def read_config(option: str, directory: Path, *, what: str, overrides: str = "{}
             f"give the directory that holds {what}'s {CONFIG_NAME} and weights",
             code="config-missing",
         )
-    config = _json_object(f"{option} {directory}", file.read_text(encoding="utf-8"), f"its {CONFIG_NAME}")
+    config = _json_object(f"{option} {directory}", _text(option, file), f"its {CONFIG_NAME}")
     return merged(config, _json_object("--json-model-override-args", overrides, "its value"))
+
+
+def _text(option: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ArgumentFault(
+            f"{option} {file.parent}",
+            f"is unusable: its {file.name} cannot be read ({reason})",
+            "give this user the right to read it, or fetch the model again",
+            code="config-unreadable",
+        ) from error
 
 
 def merged(config: Config, overrides: Config) -> Config:
@@ -108,7 +130,7 @@ def merged(config: Config, overrides: Config) -> Config:
 def _json_object(subject: str, text: str, what: str) -> Config:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ArgumentFault(
             subject, f"is unusable: {what} is not JSON ({error})", "correct the JSON", code="config-json"
         ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from sglang.srt.speculative.arguments.faults import ArgumentFault
 
@@ -22,6 +23,17 @@ EAGLE_FAMILY = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE"})
 MAX_DRAFT_TOKENS = 1024
 # What upstream itself takes for a chain when no number is given.
 DEFAULT_CHAIN_STEPS = 3
+
+# Numbers of the whole server of which less than one is no server, with a usual value; upstream divides by some.
+COUNTS = (
+    ("--tp-size", "tp_size", "1"),
+    ("--pp-size", "pp_size", "1"),
+    ("--dp-size", "dp_size", "1"),
+    ("--context-length", "context_length", "8192"),
+    ("--max-running-requests", "max_running_requests", "8"),
+    ("--max-total-tokens", "max_total_tokens", "65536"),
+)
+FRACTION = "--mem-fraction-static"
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,27 @@ def resolve(
     if given.topk is not None and given.topk > 1:
         return _tree(given, given.topk)
     return _chain(given)
+
+
+def check_server_numbers(args: Any) -> None:
+    """Refuse counts below one and a share of the memory that is none, before upstream reckons with them.
+
+    Raises:
+        ArgumentFault: ``number-low`` or ``number-high``; None, which leaves the choice to upstream, passes.
+    """
+    for option, attribute, example in COUNTS:
+        value = getattr(args, attribute, None)
+        if value is not None and value < 1:
+            remedy = f"give {option} {example} or another number, or leave it out"
+            raise ArgumentFault(f"{option} {value}", "must be at least 1", remedy, code="number-low")
+    share = getattr(args, "mem_fraction_static", None)
+    if share is not None and not 0 < share < 1:
+        raise ArgumentFault(
+            f"{FRACTION} {share:g}",
+            "must be above 0 and below 1: it is the share of the memory for weights and cache",
+            f"give {FRACTION} 0.85 or another share, or leave it out",
+            code="number-low" if share <= 0 else "number-high",
+        )
 
 
 def unknown_algorithm(name: str, known: Collection[str]) -> ArgumentFault:

@@ -23,6 +23,7 @@ from sglang.srt.speculative.arguments import (
     config_file,
     configs,
     draft,
+    explain,
     flags,
     hub,
     machine,
@@ -71,14 +72,25 @@ def resolve(original: Callable[[Any], None], server_args: Any) -> None:
         original(server_args)
         return
     machine.check_page_size(server_args.page_size)
-    draft_config = _before(server_args)
-    original(server_args)
+    flags.check_server_numbers(server_args)
+    target, draft_config = _before(server_args)
+    try:
+        original(server_args)
+    except Exception as error:
+        if target is not None and not is_refusal(error):
+            known = None if os.environ.get(OWN_MODELS) else known_model_types()
+            trust = bool(server_args.trust_remote_code)
+            explain.explain(target, error, path=server_args.model_path, known=known, trust=trust)
+        raise
     if draft_config is not None:
         _choose_backend(server_args, draft_config)
 
 
-def _before(args: Any) -> checkpoint.Config | None:
-    """Checks and fillings that upstream's resolution depends on; returns an EAGLE-3 draft's configuration."""
+def _before(args: Any) -> tuple[checkpoint.Config | None, checkpoint.Config | None]:
+    """Checks and fillings that upstream's resolution depends on.
+
+    Returns the target's configuration and that of an EAGLE-3 draft, each None where there is none to go by.
+    """
     target = _find(TARGET_PATH, args.model_path, args.revision, "the model", args)
     algorithm = args.speculative_algorithm and str(args.speculative_algorithm).upper()
     path = args.speculative_draft_model_path
@@ -88,25 +100,25 @@ def _before(args: Any) -> checkpoint.Config | None:
         if idle:
             has = "has" if len(idle) == 1 else "have"
             logger.warning("%s %s no effect without --speculative-algorithm", ", ".join(idle), has)
-        return None
+        return target.config, None
     _check_algorithm(args.speculative_algorithm)
     _fill_numbers(args, algorithm, context)
     if algorithm not in flags.EAGLE_FAMILY:
-        return None
+        return target.config, None
     if path is None:
         if target.config is not None:
             draft.require_draft(target.config, algorithm=algorithm, target_path=args.model_path)
-        return None
+        return target.config, None
     proposer = _find(DRAFT_PATH, path, args.speculative_draft_model_revision, "the draft", args)
     if proposer.directory is not None and target.directory is not None:
         remark = tokenizers.remark(target.directory, proposer.directory, draft_path=path)
         if remark:
             logger.warning("%s", remark)
     if algorithm != "EAGLE3" or target.config is None or proposer.config is None:
-        return None
+        return target.config, None
     _check_pair(args, target.config, proposer)
     _fill_shared(args, target.config, proposer.config)
-    return proposer.config
+    return target.config, proposer.config
 
 
 def _speculative_options(args: Any) -> tuple[tuple[str, object], ...]:
@@ -248,10 +260,9 @@ def launch(original: Callable[[Any], None], server_args: Any) -> None:
 def prepare(original: Callable[[list[str]], Any], argv: list[str]) -> Any:
     """Around ``prepare_server_args``, the command line's way in: one line and status 2 in place of a traceback."""
     try:
-        config_file.check(argv, _options(argv))
+        check_file(argv)
         server_args = original(argv)
-        check_machine(server_args)
-        _check_as_engine(server_args)
+        check_resolved(server_args)
         if server_args.node_rank == 0:
             machine.check_port(server_args.host, server_args.port)
     except Exception as error:
@@ -263,15 +274,34 @@ def prepare(original: Callable[[list[str]], Any], argv: list[str]) -> Any:
     return server_args
 
 
-def _options(argv: list[str]) -> set[str]:
+def check_file(argv: list[str]) -> None:
+    """Refuse a ``--config`` file that upstream would ignore or misread.
+
+    Raises:
+        ArgumentFault: see ``config_file.check``.
+    """
+    config_file.check(argv, _options(argv))
+
+
+def check_resolved(server_args: Any) -> None:
+    """Refuse resolved arguments that this machine cannot serve, or that the engine refuses before it starts.
+
+    Raises:
+        ArgumentFault: ours. Upstream's own exceptions as ``is_refusal`` knows them.
+    """
+    check_machine(server_args)
+    _check_as_engine(server_args)
+
+
+def _options(argv: list[str]) -> dict[str, argparse.Action]:
     """Every option of the server; asked for only where a configuration file is named."""
     if not any(word.startswith(config_file.OPTION) for word in argv):
-        return set()
+        return {}
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    return {option for action in parser._actions for option in action.option_strings}
+    return {option: action for action in parser._actions for option in action.option_strings}
 
 
 def _check_as_engine(server_args: Any) -> None:
