@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["flag", "int", "float", "text", "choice", "list", "path"]
 TRUE = frozenset({"1", "true", "yes", "y", "on"})
 FALSE = frozenset({"0", "false", "no", "n", "off", ""})
+# A whole number as C's strtoll takes it with base 0, which is how NCCL reads every flag and number. Python's int()
+# would also take underscores and the digits of other scripts.
+_C_NUMBER = re.compile(
+    r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,15})|(0[0-7]{0,19})|([1-9][0-9]{0,17}))\s*", re.ASCII
+)
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -16,8 +24,8 @@ class Setting:
 
     Attributes:
         name: of the variable.
-        kind: how its text is read. A ``flag`` is 1 or 0 (also true, yes, on and their opposites), a ``list`` is
-            separated by commas, a ``path`` names a place of one machine and is never shown.
+        kind: how its text is read. A ``flag`` is 1 or 0 (of ours also true, yes, on and their opposites; NCCL
+            reads digits only), a ``list`` is separated by commas, a ``path`` names a place of one machine and is never shown.
         default: what holds when it is unset, as text; words in brackets where another program decides.
         meaning: what it does, in one line.
         reader: who reads it.
@@ -37,20 +45,46 @@ class Setting:
 
     def problem(self, value: str) -> str | None:
         """What is wrong with a value, in words that follow ``NAME=VALUE``; None where nothing is."""
+        if self.name.startswith("NCCL_"):
+            return self._problem_in_c(value)
         text = value.strip()
         if self.kind == "flag" and text.lower() not in TRUE | FALSE:
             return "is neither 1 nor 0"
         if self.kind == "choice" and text not in self.choices:
             return f"is none of {', '.join(self.choices)}"
-        if self.kind in ("int", "float"):
+        if self.kind == "int":
+            return self._outside(int(text)) if _NUMBER.fullmatch(text) else "is not a whole number"
+        if self.kind == "float":
             try:
-                number = int(text) if self.kind == "int" else float(text)
+                number = float(text)
             except ValueError:
-                return "is not a whole number" if self.kind == "int" else "is not a number"
-            if self.least is not None and number < self.least:
-                return f"is below {self.least:g}"
-            if self.most is not None and number > self.most:
-                return f"is above {self.most:g}"
+                return "is not a number"
+            return self._outside(number) if math.isfinite(number) else "is not a finite number"
+        return None
+
+    def _problem_in_c(self, value: str) -> str | None:
+        """The same for what NCCL reads: words are compared as they stand, and a word for a number counts as 0."""
+        if self.kind in ("flag", "int"):
+            found = _C_NUMBER.fullmatch(value)
+            if found is None:
+                return "is not a whole number, and NCCL takes what it cannot read for 0"
+            sign, *digits = found.groups()
+            number = next(int(text, base) for text, base in zip(digits, (16, 8, 10), strict=True) if text)
+            number = -number if sign == "-" else number
+            if self.kind == "flag" and number not in (0, 1):
+                return "is neither 1 nor 0"
+            return self._outside(number)
+        if self.kind == "choice" and value not in self.choices:
+            if value.strip() in self.choices:
+                return "has blanks around it, and NCCL compares it as it stands"
+            return f"is none of {', '.join(self.choices)}"
+        return None
+
+    def _outside(self, number: float) -> str | None:
+        if self.least is not None and number < self.least:
+            return f"is below {self.least:g}"
+        if self.most is not None and number > self.most:
+            return f"is above {self.most:g}"
         return None
 
 

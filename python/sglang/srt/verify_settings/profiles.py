@@ -106,9 +106,11 @@ PROFILES: dict[str, Profile] = {
 
 @dataclass(frozen=True)
 class Links:
-    """What the choice depends on. ``farthest`` is NV, PIX, PXB, PHB, NODE, SYS, or None for one GPU."""
+    """What the choice depends on. ``farthest`` is NV, PIX, PXB, PHB, NODE, SYS, or None for one GPU; ``strange`` are
+    words for a path that we do not know."""
 
     farthest: str | None
+    strange: tuple[str, ...] = ()
     translation: bool = False
     redirecting: bool = False
     denied: bool = False
@@ -123,6 +125,7 @@ def links(facts: Mapping[str, Any]) -> Links:
     state = host.iommu_state(machine.get("iommu_parameters") or {}, machine.get("iommu_groups") or {})
     return Links(
         farthest=nvidia.farthest(found.get("paths") or []),
+        strange=tuple(nvidia.strange(found.get("paths") or [])),
         translation=state == "translation" and not virtual,
         redirecting=bool(pci.redirecting((facts.get("pci") or {}).get("devices") or [])),
         denied=bool(nvidia.denied(found)),
@@ -131,6 +134,13 @@ def links(facts: Mapping[str, Any]) -> Links:
 
 def choose(found: Links) -> tuple[Profile | None, str]:
     """The profile for a machine, with the reason; None where there is nothing to recommend."""
+    if found.strange:
+        # Which of two paths is the farther one is not known, and a wrong level can hang the first all-reduce.
+        words = ", ".join(found.strange)
+        return (
+            None,
+            f"the driver calls a path between two GPUs {words}, which is not known here: nothing to recommend",
+        )
     if found.farthest is None:
         return None, "one GPU, or no matrix of paths: nothing to recommend"
     if found.farthest == "NV":

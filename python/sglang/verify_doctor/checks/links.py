@@ -36,13 +36,20 @@ def _p2p_off(facts: Mapping[str, Any]) -> bool:
 def topology(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     """The farthest path between two GPUs, and pairs whose peer access the driver denies."""
     far = nvidia.farthest(_paths(facts))
+    strange = nvidia.strange(_paths(facts))
+    findings = []
+    if strange:
+        words = ", ".join(strange)
+        findings.append(
+            note("topology", f"the driver calls a path between two GPUs {words}, which is not known here")
+        )
     if far is None:
-        if nvidia.count(facts) > 1:
+        if nvidia.count(facts) > 1 and not strange:
             return [note("topology", "several GPUs, but the driver shows no matrix of paths")]
-        return []
-    findings = [
+        return findings
+    findings.append(
         ok("topology", f"{nvidia.count(facts)} GPUs, the farthest two over {_WORDS.get(far, far)} ({far})")
-    ]
+    )
     denied = nvidia.denied(section(facts, "nvidia"))
     if denied and far != "NV":
         findings.append(

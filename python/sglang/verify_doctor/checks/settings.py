@@ -9,7 +9,7 @@ from sglang.srt.verify_settings import catalogue, profiles
 from sglang.srt.verify_settings.native import SET
 from sglang.verify_doctor.facts import nvidia
 from sglang.verify_doctor.facts.document import section
-from sglang.verify_doctor.findings import Finding, note, ok, warning
+from sglang.verify_doctor.findings import Finding, fault, note, ok, warning
 from sglang.verify_doctor.versions import key
 
 SHOWN = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SGLANG_FORK_", "SGLANG_SPEC_")
@@ -51,13 +51,10 @@ def nccl_variables(facts: Mapping[str, Any], mode: str) -> list[Finding]:
         known = catalogue.declared().get(name)
         problem = known.problem(str(value)) if known and value and value != SET else None
         if known and problem:
-            findings.append(
-                warning(
-                    "settings",
-                    f"{name}={value} {problem}",
-                    f"correct it or unset it ({known.meaning.lower()})",
-                )
-            )
+            # A bad value of the fork's own ends the start; what others read, they read in their way.
+            level = fault if name.startswith(catalogue.OWN_PREFIXES) else warning
+            cure = f"correct it or unset it ({known.meaning.lower()})"
+            findings.append(level("settings", f"{name}={value} {problem}", cure))
     mine = {name: value for name, value in variables.items() if name.startswith(SHOWN)}
     if mine:
         findings.append(

@@ -176,6 +176,12 @@ def farthest(paths: list[list[str]]) -> str | None:
     return known[-1] if known else None
 
 
+def strange(paths: list[list[str]]) -> list[str]:
+    """Words between two GPUs that are no path we know, sorted: a form of another driver, or a new kind of link."""
+    words = {str(entry) for i, row in enumerate(paths) for j, entry in enumerate(row) if i != j}
+    return sorted(word for word in words if word not in PATHS and not re.fullmatch(r"NV\d+", word))
+
+
 def denied(found: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Ordered pairs of GPUs between which the driver denies peer access, from the ``nvidia`` section."""
     pairs = set()
