@@ -142,6 +142,48 @@ def test_misspelt_mode(stage: Stage) -> None:
     assert status == 2 and "give refuse, warn or off" in output and not stage.played
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("FAST_VERIFY_STOP_GRACE_S", "soon", "give whole seconds"),
+        ("FAST_VERIFY_STOP_GRACE_S", "-1", "give whole seconds"),
+        ("FAST_VERIFY_STOP_GRACE_S", "a[$(touch played)]", "give whole seconds"),
+        ("FAST_VERIFY_SERVING", "tpu", "give gpu or cpu"),
+    ],
+)
+def test_misspelt_settings(stage: Stage, variable: str, value: str, says: str) -> None:
+    """Told before anything starts: the grace is read when the server stops, and would then leave it running."""
+    status, output = stage.run("--x", **{variable: value})
+    assert status == 2 and f"{variable}={value}" in output and says in output and not stage.played
+
+
+@pytest.mark.parametrize("status", (2, 127, 139))
+def test_a_doctor_that_cannot_judge(stage: Stage, status: int) -> None:
+    """It was misused, is not there, or died: no fault of the machine, and no start either."""
+    code, output = stage.run("--x", DOCTOR_STATUS=str(status))
+    assert code == 1 and f"could not judge this (status {status})" in output and len(stage.played) == 1
+    assert stage.run("--x", DOCTOR_STATUS=str(status), FAST_VERIFY_DOCTOR="warn")[0] == 0
+
+
+def test_arguments_arrive_as_they_are(stage: Stage) -> None:
+    """Blanks, stars, quotes, nothing at all, and what looks like the shell's own."""
+    odd = ("--x", "a b", "*", "", "$HOME", "'\"", "-n", "\u00b5", "--", "doctor")
+    assert stage.run(*odd, FAST_VERIFY_DOCTOR="off")[0] == 0
+    (line,) = stage.played
+    assert line == f"-m sglang.launch_server {' '.join(odd)} --host 0.0.0.0 --port 30000"
+
+
+@pytest.mark.parametrize("word", ("-h", "--help"))
+def test_help_is_the_servers(stage: Stage, word: str) -> None:
+    assert stage.run(word)[0] == 0
+    assert stage.played == [f"-m sglang.launch_server {word}"]
+
+
+def test_an_option_without_its_dashes(stage: Stage) -> None:
+    status, output = stage.run("config", "r.yaml")
+    assert status == 127 and "options of the server begin with --" in output and not stage.played
+
+
 def test_no_arguments_lists_the_recipes(stage: Stage) -> None:
     status, output = stage.run(FAST_VERIFY_SHARE=str(ENTRYPOINT.parents[1]))
     assert status == 2 and "kimi-k2.5-mla.8x-rtx-pro-6000.yaml" in output and not stage.played
