@@ -87,14 +87,35 @@ def test_truncated_file(share: float, tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     "content",
-    [b"\xff\xfe\x00", b"[" * 100_000, b'{"facts_version": "1"}', b'{"facts": [], "facts_version": 1}', b"3"],
-    ids=["no text", "too deep", "version", "facts are a list", "a number"],
+    [
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b'{"facts_version": "1"}',
+        b'{"facts": [], "facts_version": 1}',
+        b"3",
+        b'{"facts_version": 1, "x": ' + b"9" * 5000 + b"}",
+        b" " * (document.MOST_BYTES + 1),
+        b'{"facts_version": ' + b'"' + b"2" * 100_000 + b'"}',
+    ],
+    ids=[
+        "no text",
+        "too deep",
+        "version",
+        "facts are a list",
+        "a number",
+        "too many digits",
+        "too large",
+        "a long version",
+    ],
 )
 def test_other_files(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "facts.json"
     file.write_bytes(content)
     assert main(["--from", str(file)]) == 2
-    assert capsys.readouterr().err.startswith("verify_doctor: error: ")
+    (line,) = capsys.readouterr().err.splitlines()
+    # What is wrong with which file, and what to do.
+    assert line.startswith(f"verify_doctor: error: {file} ") and len(line) < 400
+    assert "make such a file" in line or "record them again" in line
 
 
 def test_facts_that_name_no_real_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +124,10 @@ def test_facts_that_name_no_real_machine(tmp_path: Path, capsys: pytest.CaptureF
     facts["nvidia"]["gpus"][0]["memory_mib"] = "much"
     file = tmp_path / "facts.json"
     document.write(facts, file)
-    assert main(["--from", str(file), "--model-path", "nowhere"]) == 0
-    assert "describe no machine to plan for" in capsys.readouterr().out
+    assert main(["--from", str(file), "--model-path", "nowhere"]) == 1
+    text = capsys.readouterr().out
+    assert "FAULT    deployment" in text and "describe no machine to plan for" in text
+    assert "cure: record them again on that machine" in text
 
 
 def test_code_of_a_checkpoint_is_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +136,7 @@ def test_code_of_a_checkpoint_is_asked_about(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n", encoding="utf-8")
     assert main(["--from", str(FACTS / "h200_x1_vm.json"), "--model-path", str(tmp_path)]) == 1
-    assert "cure: add --trust-remote-code" in capsys.readouterr().out
+    assert "--trust-remote-code if you trust" in capsys.readouterr().out
     assert not (tmp_path / "ran").exists()
 
 

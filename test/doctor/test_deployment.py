@@ -352,4 +352,6 @@ def test_no_gpu_to_plan_for() -> None:
     assert "no GPU" in found["error"]
     assert deployment.request([], facts("cpu_without_gpu"), here=False, mode="gpu") is None
     findings = checks.judge(facts("cpu_without_gpu") | {"deployment": found}, "cpu")
-    assert worst(findings) is Level.WARNING
+    assert worst(findings) is Level.FAULT
+    (told,) = [finding for finding in findings if finding.level is Level.FAULT]
+    assert told.about == "deployment" and "--serving cpu" in told.cure

@@ -56,18 +56,26 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="its EAGLE-3 draft",
     )
-    made.add_argument("--config", metavar="FILE", help="a deployment as the server's --config takes it")
+    made.add_argument(
+        "--config", metavar="FILE", action="append", help="a deployment as the server's --config takes it"
+    )
     return made
 
 
-def launch_arguments(options: argparse.Namespace, rest: Sequence[str], mode: str) -> list[str]:
-    """The server's command line; empty where no deployment was named."""
+def launch_arguments(
+    options: argparse.Namespace, rest: Sequence[str], mode: str, given: Sequence[str] = ()
+) -> list[str]:
+    """The server's command line; empty where no deployment was named.
+
+    ``given`` are the doctor's own words: a slip in the form of ``--config`` is left for the server to refuse.
+    """
     argv = list(rest)
-    if options.config:
-        argv += ["--config", options.config]
-    if options.model_path:
+    for file in options.config or []:
+        joined = f"--config={file}"
+        argv += [joined] if joined in given else ["--config", file]
+    if options.model_path is not None:
         argv += ["--model-path", options.model_path]
-    if options.draft:
+    if options.draft is not None:
         argv += ["--speculative-draft-model-path", options.draft]
         if "--speculative-algorithm" not in argv and not options.config:
             argv += ["--speculative-algorithm", "EAGLE3"]
@@ -76,42 +84,81 @@ def launch_arguments(options: argparse.Namespace, rest: Sequence[str], mode: str
     return argv
 
 
+def _misuse(options: argparse.Namespace, rest: Sequence[str]) -> str | None:
+    """Options that would have no effect, in words; None where there are none."""
+    named = options.model_path is not None or options.config is not None
+    if (rest or options.draft is not None) and not named:
+        return (
+            f"{' '.join(rest) or '--speculative-draft-model-path'} needs --model-path or --config: a draft and the "
+            "server's flags are judged with the model that they are for"
+        )
+    beside = [
+        option
+        for option, value in (
+            ("--from", options.source),
+            ("--save-facts", options.save_facts),
+            ("--load", options.load or None),
+            ("--serving", options.serving),
+            ("--model-path", options.model_path),
+            ("--config", options.config),
+        )
+        if value is not None
+    ]
+    if options.server is not None and beside:
+        return f"--server looks at a running server and not at {', '.join(beside)}; ask for one at a time"
+    both = [option for option in beside if option in ("--save-facts", "--load")]
+    if options.source is not None and both:
+        return f"{', '.join(both)} looks at this machine, and --from at another; leave one out"
+    return None
+
+
 def main(argv: list[str] | None = None) -> int:
     """Gather or read facts, judge them, show the findings."""
     made = parser()
     options, rest = made.parse_known_args(argv)
-    named = bool(options.model_path or options.config)
-    if (rest or options.draft) and not named:
-        made.error(
-            f"{' '.join(rest) or '--speculative-draft-model-path'} needs --model-path or --config: a draft and the "
-            "server's flags are judged with the model that they are for"
-        )
-    if options.server:
+    wrong = _misuse(options, rest)
+    if wrong is not None:
+        made.error(wrong)
+    if options.server is not None:
         return _running(options)
     try:
         facts = _facts(options)
-    except (OSError, ValueError) as error:
-        print(f"verify_doctor: error: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        option = (
+            f"--from {options.source}" if options.source is not None else f"--save-facts {options.save_facts}"
+        )
+        use = "read; give a file" if options.source is not None else "written; give a path"
+        return _refuse(f"{option} cannot be {use} that this user may use ({error.strerror or error})")
+    except ValueError as error:
+        return _refuse(str(error))
     mode = options.serving or checks.serving(facts)
-    if named:
-        argv = launch_arguments(options, rest, mode)
+    if options.model_path is not None or options.config is not None:
+        argv = launch_arguments(options, rest, mode, sys.argv[1:] if argv is None else argv)
         try:
-            facts["deployment"] = deployment.gather(argv, facts, here=not options.source, mode=mode)
+            facts["deployment"] = deployment.gather(argv, facts, here=options.source is None, mode=mode)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             # Facts of a file that name a machine which cannot be.
-            text = f"the facts describe no machine to plan for ({type(error).__name__}: {error})"
-            facts["deployment"] = {"argv": argv, "error": text}
+            facts["deployment"] = {"argv": argv} | deployment.unanswered(
+                f"the facts describe no machine to plan for ({type(error).__name__}: {error})",
+                "record them again on that machine: python -m sglang.verify_doctor --save-facts FILE",
+            )
         _models(facts, options)
     findings = checks.judge(facts, mode)
     return _show(options, findings, mode, facts)
 
 
+def _refuse(text: str) -> int:
+    print(f"verify_doctor: error: {' '.join(text.split())}", file=sys.stderr)
+    return 2
+
+
 def _facts(options: argparse.Namespace) -> document.Facts:
-    if options.source:
+    if options.source is not None:
         return document.read(Path(options.source))
+    if options.save_facts is not None:
+        document.check_place(Path(options.save_facts))
     facts = document.gather(under_load=options.load)
-    if options.save_facts:
+    if options.save_facts is not None:
         document.write(facts, Path(options.save_facts))
     return facts
 
@@ -128,8 +175,7 @@ def _running(options: argparse.Namespace) -> int:
     try:
         state = server.fetch(options.server)
     except OSError as error:
-        print(f"verify_doctor: error: {options.server}: {error}", file=sys.stderr)
-        return 2
+        return _refuse(f"{options.server or '--server'}: {error}")
     return _show(options, server.judge(state), "running", {"server": state})
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -14,6 +17,7 @@ from sglang.verify_doctor import registry
 from sglang.verify_doctor.findings import Finding, fault, note, ok, warning
 
 LIMIT_S = 20.0
+MOST_BYTES = 64 << 20
 # Parts of the internal state that stand beside the statistics.
 BESIDE = ("verify_graph", "speculative_auto", "cycle_graph", "one_shot_all_reduce")
 # An operator's key, where the server asks for one.
@@ -28,24 +32,52 @@ def fetch(url: str) -> dict[str, Any]:
     """
     if "://" not in url:
         url = f"http://{url}"
-    request = urllib.request.Request(f"{url.rstrip('/')}/server_info")
     key = os.environ.get(KEY_VARIABLE)
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-            content = json.loads(answer.read())
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise OSError("is no address of a server; give HOST:PORT or http://HOST:PORT")
+        request = urllib.request.Request(f"{url.rstrip('/')}/server_info")
+        if key:
+            request.add_header("Authorization", f"Bearer {key}")
+        # A proxy of the environment does not stand between a machine and itself.
+        local = parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127.")
+        proxies = [urllib.request.ProxyHandler({})] if local else []
+        with urllib.request.build_opener(*proxies).open(request, timeout=LIMIT_S) as answer:
+            text = _bounded(answer)
+        content = json.loads(text)
     except urllib.error.HTTPError as error:
         hint = f"; set {KEY_VARIABLE}" if error.code in (401, 403) else ""
         raise OSError(f"the server answers {error.code}{hint}") from error
     except (urllib.error.URLError, TimeoutError) as error:
         raise OSError(f"no answer ({getattr(error, 'reason', error)})") from error
+    except http.client.InvalidURL as error:
+        raise OSError(f"is no address of a server ({error}); give HOST:PORT or http://HOST:PORT") from error
+    except http.client.HTTPException as error:
+        raise OSError(f"what answers there speaks no HTTP ({type(error).__name__}: {error})") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise OSError("the answer is no JSON, so this is no server of this fork") from error
     except ValueError as error:
-        raise OSError("the answer is no JSON") from error
+        raise OSError(f"is no address of a server ({error}); give HOST:PORT or http://HOST:PORT") from error
     states = content.get("internal_states") if isinstance(content, dict) else None
     if not isinstance(states, list):
         raise OSError("the answer holds no internal_states, so this is no server of this fork")
     return {"states": [_ours(state) for state in states if isinstance(state, dict)]}
+
+
+def _bounded(answer: Any) -> bytes:
+    """The body, within the limits of time and size: something that only trickles must not hold the doctor."""
+    begin, parts, size = time.monotonic(), [], 0
+    while part := answer.read1(1 << 16):
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise OSError(
+                f"the answer is longer than {MOST_BYTES >> 20} MiB, so this is no server of this fork"
+            )
+        if time.monotonic() - begin > LIMIT_S:
+            raise OSError(f"the answer had no end within {LIMIT_S:.0f} s")
+    return b"".join(parts)
 
 
 def _ours(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,17 +28,21 @@ def resolution(facts: Mapping[str, Any], mode: str) -> list[Finding]:
             )
         ]
     if "error" in found:
-        return [
-            warning(
-                "deployment",
-                f"could not be resolved: {found['error']}",
-                "run the doctor where the fork and its packages are installed",
-            )
-        ]
+        # Asked whether it would start, "not known" is no yes.
+        cure = str(found.get("cure") or "run the doctor where the fork and its packages are installed")
+        return [fault("deployment", f"cannot be resolved: {found['error']}", cure)]
     findings = []
     broken = section(found, "fault")
     if broken:
         findings.append(fault("deployment", str(broken["found"]), str(broken["cure"])))
+    if found.get("undescribed"):
+        findings.append(
+            warning(
+                "deployment",
+                f"the server resolves it, but what would run where is not told ({found['undescribed']})",
+                "report this line; the server itself says it in its log when it starts",
+            )
+        )
     findings += [_row(row) for row in found.get("rows") or []]
     findings += [note("deployment", str(text)) for text in found.get("notes") or []]
     return findings
@@ -52,6 +56,8 @@ def _row(row: Mapping[str, Any]) -> Finding:
             text,
             "give the draft a backend of its own: --speculative-draft-attention-backend",
         )
+    if row["what"] == "not known":
+        return note(str(row["about"]), text)
     return ok(str(row["about"]), text)
 
 

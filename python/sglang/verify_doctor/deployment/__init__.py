@@ -29,7 +29,9 @@ json.dump(child.answer(request), answer)
 
 
 def gather(argv: Sequence[str], facts: Mapping[str, Any], *, here: bool, mode: str) -> dict[str, Any]:
-    """``argv``, ``rows``, ``memory`` and ``fault``, or ``{"error": text}``.
+    """``argv``, ``rows``, ``memory`` and ``fault``, or ``{"error": text, "cure": text}``.
+
+    An error means that what was asked has no answer: whether the server would start is then not known.
 
     Args:
         argv: the server's arguments, as after ``python -m sglang.launch_server``.
@@ -39,8 +41,37 @@ def gather(argv: Sequence[str], facts: Mapping[str, Any], *, here: bool, mode: s
     """
     asked = request(argv, facts, here=here, mode=mode)
     if asked is None:
-        return {"argv": list(argv), "error": "the facts name no GPU to plan for"}
-    return {"argv": list(argv)} | children.run(_PROGRAM, limit_s=LIMIT_S, request=asked)
+        return {"argv": list(argv)} | unanswered(
+            "the facts name no GPU to plan for",
+            "run it on the machine that will serve, give --from its facts, or plan for a processor with --serving cpu",
+        )
+    found = children.run(_PROGRAM, limit_s=LIMIT_S, request=asked)
+    if "error" in found:
+        found = unanswered(str(found["error"]), _cure(str(found["error"]), real=asked["machine"] is None))
+    return {"argv": list(argv)} | found
+
+
+def unanswered(error: str, cure: str) -> dict[str, Any]:
+    """A deployment about which nothing can be said, and what to do about that."""
+    return {"error": error, "cure": cure}
+
+
+def _cure(error: str, *, real: bool) -> str:
+    """What to do where the child that resolves gave no answer."""
+    if error.startswith(("ModuleNotFoundError", "ImportError")):
+        return "install what is missing (the software part of this report), or run the doctor where the server runs"
+    if "no answer within" in error or "killed by signal" in error:
+        return (
+            "look at this machine's memory and disk, and run the doctor again; nothing of the machine was set"
+        )
+    if real:
+        return (
+            "a start would end in the same way: change what it names in the model's files or in the command"
+        )
+    return (
+        "run the doctor on the machine itself, without --from; if it says the same there, change what it names in the "
+        "model's files or in the command"
+    )
 
 
 def request(argv: Sequence[str], facts: Mapping[str, Any], *, here: bool, mode: str) -> dict[str, Any] | None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
 
 LIMIT_S = 120.0
+ERROR_LENGTH = 300
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/'\":,;()\[\]]+/)+")
 
 _TORCH = """
 import ctypes, json, sys
@@ -63,19 +66,26 @@ if spec is not None:
         out["is_portable"] = "portable" in (getattr(module, "__file__", "") or module.__name__)
     except BaseException as error:
         out["loads"] = False
-        out["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        out["error"] = " ".join(f"{type(error).__name__}: {error}".split())
 json.dump(out, sys.stdout)
 """
 
 
 def torch() -> dict[str, Any]:
     """Version, CUDA, NCCL as loaded, devices; or ``{"error": text}``."""
-    return run(_TORCH)
+    return _without_places(run(_TORCH))
 
 
 def kernels() -> dict[str, Any]:
     """Whether ``sgl_kernel`` is there, loads, and is the compiled or the portable one; or ``{"error": text}``."""
-    return run(_KERNELS)
+    return _without_places(run(_KERNELS))
+
+
+def _without_places(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer with the folders left out of its error: facts hold no paths, and the file's name is what helps."""
+    if isinstance(answer.get("error"), str):
+        answer["error"] = _FOLDERS.sub("", answer["error"])[:ERROR_LENGTH]
+    return answer
 
 
 def run(program: str, limit_s: float = LIMIT_S, request: Any = None) -> dict[str, Any]:

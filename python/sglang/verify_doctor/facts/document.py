@@ -14,10 +14,13 @@ from sglang.verify_doctor.facts import children, fork, host, load, nccl, nvidia,
 from sglang.verify_doctor.facts.reading import section
 
 VERSION = 1
+# The facts of eight GPUs behind switches are 40 KB.
+MOST_BYTES = 64 << 20
+MAKE = "make such a file with `python -m sglang.verify_doctor --save-facts FILE`"
 
 Facts = dict[str, Any]
 
-__all__ = ["VERSION", "Facts", "gather", "read", "section", "write"]
+__all__ = ["VERSION", "Facts", "check_place", "gather", "read", "section", "write"]
 
 
 def gather(*, under_load: bool = False) -> Facts:
@@ -60,24 +63,42 @@ def read(file: Path) -> Facts:
     """Facts from a file that ``write`` or ``--json`` made.
 
     Raises:
-        ValueError: no JSON object, or facts of a later form than this doctor knows.
+        ValueError: no JSON object, more than facts can be, or facts of another form than this doctor knows.
         OSError: the file cannot be read.
     """
+    # Bounded, because a path may as well name a device or a model's weights.
+    with file.open("rb") as stream:
+        raw = stream.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise ValueError(f"{file} is larger than {MOST_BYTES >> 20} MiB, which no facts are; {MAKE}")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+        content = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text (byte {error.start}); {MAKE}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON ({error}); {MAKE}") from error
     facts = content.get("facts", content) if isinstance(content, dict) else None
     if not isinstance(facts, dict) or "facts_version" not in facts:
-        raise ValueError(
-            f"{file} holds no facts; make such a file with `python -m sglang.verify_doctor --json`"
-        )
+        raise ValueError(f"{file} holds no facts; {MAKE}")
     if facts["facts_version"] != VERSION:
         raise ValueError(
-            f"{file} has facts of version {facts['facts_version']}, this doctor reads version {VERSION}; record "
-            "them again, or use the doctor that made them"
+            f"{file} has facts of version {str(facts['facts_version'])[:40]}, this doctor reads version {VERSION}; "
+            "record them again, or use the doctor that made them"
         )
     return facts
+
+
+def check_place(file: Path) -> None:
+    """Whether facts can be kept there, asked before a look at the machine that takes its time.
+
+    Raises:
+        OSError: the file cannot be written. What is there stays as it is.
+    """
+    existed = file.exists()
+    with file.open("a", encoding="utf-8"):
+        pass
+    if not existed:
+        file.unlink()
 
 
 def write(facts: Facts, file: Path) -> None:
