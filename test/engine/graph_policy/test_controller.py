@@ -105,6 +105,10 @@ def test_it_converges_on_the_better_mode(world: World) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(worlds)
+# Near the break-even, where a probe wins by chance now and then: eight and nine switches once.
+@example(World(decode_ms=2.0, cycle_ms=4.67, accept=2.3, noise=0.02, seed=27))
+@example(World(decode_ms=9.0, cycle_ms=14.81, accept=1.6, noise=0.02, seed=50))
+@example(World(decode_ms=3.0, cycle_ms=4.48, accept=1.5, noise=0.02, seed=70))
 def test_it_never_flaps(world: World) -> None:
     """In a world that does not change there are at most a few switches, wherever the break-even lies."""
     controller = Controller()

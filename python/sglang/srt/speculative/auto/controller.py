@@ -29,7 +29,8 @@ class Settings:
         leave: speed-up below which speculation is left.
         come_back: speed-up above which it is taken up again.
         widen: both margins move apart by this for each recent change, at most ``widest``.
-        calm: steps after which one recent change is forgotten.
+        calm: steps after which one recent change is forgotten. Longer than the longest backoff, or the next probe
+            that wins by chance would find narrow margins again.
         budget: share of the time since the last probe or switch that a probe may lose.
         credit_ms: probe losses that are free in the first ``longest`` steps. Not later: saved up, they would be spent
             at once on a cycle that costs a hundred decodes.
@@ -45,7 +46,7 @@ class Settings:
     come_back: float = 1.04
     widen: float = 0.02
     widest: float = 0.10
-    calm: int = 2048
+    calm: int = 8192
     budget: float = 0.015
     credit_ms: float = 400.0
     refresh: int = 8192
