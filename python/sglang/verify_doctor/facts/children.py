@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 LIMIT_S = 120.0
-ERROR_LENGTH = 300
+ERROR_LENGTH = 200
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/'\":,;()\[\]]+/)+")
 
 _TORCH = """
@@ -84,7 +84,8 @@ def kernels() -> dict[str, Any]:
 def _without_places(answer: dict[str, Any]) -> dict[str, Any]:
     """The answer with the folders left out of its error: facts hold no paths, and the file's name is what helps."""
     if isinstance(answer.get("error"), str):
-        answer["error"] = _FOLDERS.sub("", answer["error"])[:ERROR_LENGTH]
+        text = _FOLDERS.sub("", answer["error"])
+        answer["error"] = text if len(text) <= ERROR_LENGTH else f"{text[: ERROR_LENGTH - 3].rstrip()}..."
     return answer
 
 

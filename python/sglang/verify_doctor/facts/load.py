@@ -33,10 +33,19 @@ import torch
 
 seconds, size = {seconds}, 8192
 count = torch.cuda.device_count()
-ready, out = threading.Barrier(count + 1), [None] * count
+ready, out, failed = threading.Barrier(count + 1), [None] * count, []
 
 
 def work(index):
+    try:
+        multiply(index)
+    except Exception as error:
+        failed.append(f"GPU {{index}}: {{type(error).__name__}}: {{error}}")
+        # Nobody else is to wait for it.
+        ready.abort()
+
+
+def multiply(index):
     with torch.cuda.device(index):
         a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
         b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
@@ -56,11 +65,15 @@ def work(index):
 threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(count)]
 for thread in threads:
     thread.start()
-ready.wait()
-print("begin", flush=True)
+try:
+    ready.wait()
+    print("begin", flush=True)
+except threading.BrokenBarrierError:
+    pass
 for thread in threads:
     thread.join()
-print("end", flush=True)
+# The first that failed; the others' barrier broke for it.
+print(json.dumps({{"failed": failed[0]}}) if failed else "end", flush=True)
 print(json.dumps(out), flush=True)
 """
 
@@ -94,6 +107,7 @@ def _measure(program: str, limit_s: float) -> dict[str, Any]:
     sampler, reasons = gpu.Sampler(0.25), _Reasons()
     rates: list[float | None] = []
     load: gpu.Load | None = None
+    failed, started = "", False
     held: list[dict[str, int]] = []
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", program],
@@ -109,13 +123,21 @@ def _measure(program: str, limit_s: float) -> dict[str, Any]:
                 if word == "begin":
                     sampler.start()
                     reasons.start()
+                    started = True
                 elif word == "end":
                     load, held = sampler.stop(), reasons.counts()
+                elif word.startswith("{"):
+                    failed = " ".join(str(json.loads(word).get("failed")).split())
                 elif word.startswith("["):
                     rates = json.loads(word)
         finally:
             watchdog.cancel()
             child.kill()
+    if started and load is None:
+        sampler.stop()
+        reasons.counts()
+    if failed:
+        return {"error": failed[:300]}
     if load is None:
         return {"error": f"the load did not run to its end within {limit_s:.0f} s"}
     return {"clocks": dataclasses.asdict(load), "tflops": rates, "held_back": held}
