@@ -1,8 +1,9 @@
-"""What holds for every test: how files are dealt to parallel workers, and that no test leaves its logging behind."""
+"""What holds for every test: how files are dealt to parallel workers, and that no test leaves its logging or its environment behind."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -57,3 +58,17 @@ def _root_logger() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = handlers, level
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Upstream's arguments write variables too; a server that a later test starts would inherit them."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    for name in before.keys() | after.keys():
+        if name != "PYTEST_CURRENT_TEST" and before.get(name) != after.get(name):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]

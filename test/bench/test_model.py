@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from leaf import run_python
 from sglang.bench_verify.headline import collect
 
 from benchmark.model import check, pages
@@ -69,9 +67,7 @@ def test_a_wrong_constant_is_seen(constant: str, value: float) -> None:
         "rows = [source.row for source in collect('benchmark/results')]\n"
         "sys.exit(7 if any(not item.holds() for item in row_comparisons(rows)) else 0)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, timeout=600, check=False)
-    assert done.returncode == 7
+    assert run_python("-c", script, first=ROOT).returncode == 7
 
 
 def test_a_wait_only_adds() -> None:
