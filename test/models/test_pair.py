@@ -27,6 +27,8 @@ from modeling import Draft, DraftKeys, Target, export_draft, export_target, rota
 from safetensors.torch import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 Pair = tuple[Target, Draft, Tokenizer]
 
 # Nats a token on models/heldout.jsonl, a quarter above what the model card states; a tokenizer or a

@@ -15,6 +15,8 @@ from patches.engine.errors import EngineError
 from patches.engine.model import Sources
 from patches.engine.project import Project
 
+pytestmark = pytest.mark.long
+
 ENGINE = 'file="sglang/srt/engine.py"'
 HOOKS = {"sglang/hooks.py": "def f(original, *args): return original(*args)\n", "sglang/tool.py": "x = 1\n"}
 

@@ -22,6 +22,7 @@ TOLERANCE = {"fp32": 2e-4, "fp16": 4e-3}
 TOPICS = "verify-attention,verify-metadata"
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.long
 
 
 def run_cases(groups: tuple[str, ...], disabled: str = "") -> dict[str, dict[str, Any]]:
