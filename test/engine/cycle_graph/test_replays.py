@@ -15,7 +15,7 @@ def test_the_loop_itself(shared: bool, drawn: bool) -> None:
     replays.settle(whole)
     mine = replays.Toy(whole, 1)
     ran = replays.compare(
-        whole, plain, lambda: program.run(whole, steps, mine), steps, 120, limit_s=120, every=7
+        whole, plain, lambda: program.run(whole, steps, mine), steps, 120, limit_s=1200, every=7
     )
     assert ran == 120
 
@@ -36,7 +36,7 @@ def test_control_a_step_that_is_left_out_is_noticed(lost: str) -> None:
                 whole.relay.lengths.add_(1)
 
     with pytest.raises(AssertionError):
-        replays.compare(whole, plain, launch, steps, 40, limit_s=120, every=1)
+        replays.compare(whole, plain, launch, steps, 40, limit_s=1200, every=1)
 
 
 def test_the_limit_ends_it() -> None:
