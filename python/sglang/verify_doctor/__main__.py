@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
         argv = launch_arguments(options, rest, mode, sys.argv[1:] if argv is None else argv)
         try:
             facts["deployment"] = deployment.gather(argv, facts, here=options.source is None, mode=mode)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:
             # Facts of a file that name a machine which cannot be.
             facts["deployment"] = {"argv": argv} | deployment.unanswered(
                 f"the facts describe no machine to plan for ({type(error).__name__}: {error})",
@@ -168,7 +168,10 @@ def _models(facts: document.Facts, options: argparse.Namespace) -> None:
     paths = facts["deployment"].get("paths") or {"target": options.model_path, "draft": options.draft}
     if paths["target"] and Path(paths["target"]).is_dir():
         draft = paths["draft"] if paths["draft"] and Path(paths["draft"]).is_dir() else None
-        facts["models"] = models.gather(paths["target"], draft)
+        try:
+            facts["models"] = models.gather(paths["target"], draft)
+        except Exception as error:
+            facts["models"] = {"error": f"{type(error).__name__}: {error}"}
 
 
 def _running(options: argparse.Namespace) -> int:

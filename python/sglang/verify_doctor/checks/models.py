@@ -17,6 +17,14 @@ MEMORY_SHARE = 0.88
 def pair(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     """What the checkpoints are, and the rule that they break together."""
     found = section(facts, "models")
+    if found.get("error"):
+        return [
+            warning(
+                "model",
+                f"its files are of a form that cannot be judged ({found['error']}), so nothing is said about them",
+                "look at config.json of target and draft; if they are right, report this line",
+            )
+        ]
     findings = []
     for about in ("target", "draft"):
         side = section(found, about)

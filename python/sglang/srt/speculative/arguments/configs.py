@@ -76,7 +76,8 @@ def context_length(config: Mapping[str, Any]) -> int | None:
         kind = scaling.get("rope_type", scaling.get("type"))
         # These describe a length that max_position_embeddings already includes.
         if "original_max_position_embeddings" not in scaling and kind != "llama3":
-            factor = float(scaling.get("factor") or 1.0)
+            stated = scaling.get("factor") or 1.0
+            factor = float(stated) if isinstance(stated, (int, float)) and abs(stated) < 1e6 else 1.0
     for key in CONTEXT_KEYS:
         value = text.get(key)
         if isinstance(value, int):

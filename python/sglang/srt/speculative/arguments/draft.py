@@ -21,7 +21,7 @@ from sglang.srt.speculative.arguments.configs import (
     named_dtype,
     text_config,
 )
-from sglang.srt.speculative.arguments.faults import ArgumentFault
+from sglang.srt.speculative.arguments.faults import ArgumentFault, one_line
 from sglang.srt.speculative.arguments.pair import DRAFT_PATH, Pair
 from sglang.srt.speculative.arguments.weights import check_complete, check_packing, check_shapes
 
@@ -83,6 +83,27 @@ def check_model_type(
         remedy,
         code="model-type",
     )
+
+
+# What the rules below reckon with.
+NUMBERS = (
+    *("hidden_size", "target_hidden_size", "vocab_size", "draft_vocab_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+)
+
+
+def check_numbers(pair: Pair) -> None:
+    """Sizes must be whole numbers; one that is left out or null is another rule's matter."""
+    for name in NUMBERS:
+        value = pair.draft.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise ArgumentFault(
+                f"{name} {one_line(repr(value))} of {pair.name}",
+                "must be a whole number",
+                "correct the draft's config.json",
+                code="config-values",
+            )
 
 
 def check_architecture(pair: Pair) -> None:
@@ -297,6 +318,7 @@ def check_dtype_name(pair: Pair) -> None:
 
 RULES: tuple[Callable[[Pair], None], ...] = (
     check_architecture,
+    check_numbers,
     check_vocabulary,
     check_width,
     check_heads,
