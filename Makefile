@@ -30,10 +30,10 @@ ifdef PIP_CERT
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help readme-tables compose pin check-patches check-forward export wheel venv dev test test-differential demo lint format clean
+.PHONY: help readme-tables compose pin check-patches check-forward export wheel venv dev test test-differential test-properties demo lint format clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 
 compose:  ## upstream + patches + overlay -> build/composed
 	$(ENGINE) compose
@@ -76,6 +76,10 @@ test: dev  ## all tests that need no GPU (TESTS=path for some, JOBS=n side by si
 
 test-differential: dev  ## 320 generated requests, plain decoding against EAGLE-3 over HTTP (REQUESTS=n, SEED=n)
 	DIFFERENTIAL_REQUESTS=$(or $(REQUESTS),320) $(if $(SEED),DIFFERENTIAL_SEED=$(SEED)) $(IN_VENV) -m pytest test/engine/differential
+
+test-properties: dev  ## the property tests with examples that nobody has drawn before (TESTS=path for some)
+	OMP_NUM_THREADS=1 $(IN_VENV) -m pytest -n $(JOBS) -m "hypothesis and not slow and not gpu and not server" \
+		--hypothesis-profile=search $(TESTS)
 
 # The demo needs less than the tests do: without a .venv it makes a smaller one of its own.
 DEMO_VENV = $(if $(wildcard $(READY)),$(VENV),.venv-demo)

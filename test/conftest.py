@@ -23,9 +23,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Shared machines stall for longer than any deadline; a slow example says nothing about the code.
-settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared-machine")
+# Shared machines stall for longer than any deadline; a slow example says nothing about the code. `make test` draws the same
+# examples from the same tree, so that it judges the change; `make test-properties` searches.
+_ANYWHERE: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeat", derandomize=True, **_ANYWHERE)
+settings.register_profile("search", print_blob=True, **_ANYWHERE)
+settings.load_profile("repeat")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -193,4 +193,4 @@ def test_the_weekly_job_is_a_script(tmp_path: Path) -> None:
     path = REPOSITORY / ".ci" / "weekly"
     assert path.stat().st_mode & 0o111
     assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
-    assert "make check-forward" in path.read_text()
+    assert "make check-forward" in path.read_text() and "make test-properties" in path.read_text()
