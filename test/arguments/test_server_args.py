@@ -167,7 +167,7 @@ CASES = (
     Case("no context", "number-low", CHAIN | {"context_length": 0}),
     Case("no requests", "number-low", CHAIN | {"max_running_requests": -1}),
     Case("no memory", "number-low", CHAIN | {"mem_fraction_static": 0.0}),
-    Case("all the memory", "number-high", CHAIN | {"mem_fraction_static": 1.0}),
+    Case("more than all the memory", "number-high", CHAIN | {"mem_fraction_static": 1.5}),
     Case("not a share", "number-high", CHAIN | {"mem_fraction_static": float("nan")}),
     Case("model not on the hub", "path-unreachable", CHAIN | {"model_path": "no/model"}),
 )

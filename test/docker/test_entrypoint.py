@@ -147,6 +147,7 @@ def test_misspelt_mode(stage: Stage) -> None:
     [
         ("FAST_VERIFY_STOP_GRACE_S", "soon", "give whole seconds"),
         ("FAST_VERIFY_STOP_GRACE_S", "-1", "give whole seconds"),
+        ("PORT", "http", "give a port"),
         ("FAST_VERIFY_STOP_GRACE_S", "a[$(touch played)]", "give whole seconds"),
         ("FAST_VERIFY_SERVING", "tpu", "give gpu or cpu"),
     ],

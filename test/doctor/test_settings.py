@@ -204,6 +204,7 @@ def test_what_only_the_resolution_set_is_not_the_users(clean: pytest.MonkeyPatch
 
 def test_a_profile_fills_in_only_what_is_free(clean: pytest.MonkeyPatch) -> None:
     clean.setenv("NCCL_PROTO", "Simple")
+    clean.setenv("NCCL_NTHREADS", "")  # counts as unset
     hooks.launch(upstream, SimpleNamespace(nccl_profile="field-report"))
     assert os.environ["NCCL_PROTO"] == "Simple" and os.environ["NCCL_NTHREADS"] == "512"
     launch = reach.load(os.environ[reach.CARRIER])

@@ -176,12 +176,12 @@ def test_marks_of_an_earlier_step_are_gone() -> None:
     batch.reqs = [request(9, 2, None)]
     scoring_hooks.mark(lambda *_: None, object, batch)
     output = SimpleNamespace()
-    scoring_hooks.use_scores(lambda *_: None, None, output, SimpleNamespace())
+    scoring_hooks.use_scores(lambda *_: None, None, output, info)
     assert vars(output) == {}
     batch.return_logprob, batch.reqs = False, [request(0, 2, None)]
     scoring_hooks.mark(lambda *_: None, object, batch)
-    vars(info).pop("run_scores")
-    scoring_hooks.keep_scores(lambda *_: torch.zeros(1, 5), None, torch.zeros(1, 5), info)
+    # By keyword, as upstream's scoring without a draw calls it.
+    scoring_hooks.keep_scores(lambda *_: torch.zeros(1, 5), None, torch.zeros(1, 5), sampling_info=info)
     assert "run_scores" not in vars(info)
 
 

@@ -63,11 +63,11 @@ class Setting:
         return None
 
     def _problem_in_c(self, value: str) -> str | None:
-        """The same for what NCCL reads: words are compared as they stand, and a word for a number counts as 0."""
+        """The same for what NCCL reads: words are compared as they stand, of a number the digits in front count."""
         if self.kind in ("flag", "int"):
             found = _C_NUMBER.fullmatch(value)
             if found is None:
-                return "is not a whole number, and NCCL takes what it cannot read for 0"
+                return "is not a whole number, and NCCL reads the digits in front only (true is 0 or the default, 16M is 16)"
             sign, *digits = found.groups()
             number = next(int(text, base) for text, base in zip(digits, (16, 8, 10), strict=True) if text)
             number = -number if sign == "-" else number

@@ -106,7 +106,7 @@ def _fill_in(server_args: Any) -> dict[str, reach.Origin]:
     logger.info("NCCL profile %s: %s", profile.name, why)
     added = {}
     for variable, entry in profile.values.items():
-        if variable in os.environ:
+        if os.environ.get(variable):
             continue
         os.environ[variable] = entry.value
         added[variable] = reach.Origin(entry.value, f"profile {profile.name}", entry.reason)

@@ -105,7 +105,12 @@ def _check_contents(subject: str, path: Path, options: Options) -> None:
             )
         seen[name] = line, value
     # Read once more as values: upstream passes on what YAML makes of a word (0x10 is 16, no is false).
-    values = yaml.safe_load(text)
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a tag that nobody knows, the 14th month
+        raise ArgumentFault(
+            subject, f"cannot be read as YAML ({one_line(error)})", "correct the file", code="config-yaml"
+        ) from None
     for name, (line, value) in seen.items():
         problem = _problem(options[f"--{name}"], value, values[name])
         if problem is not None:
@@ -154,7 +159,7 @@ def _problem(action: argparse.Action, node: Any, value: Any) -> tuple[str, str] 
         # Passed on as JSON, which some options take.
         wrong = action.type in (int, float)
         return ("is a mapping, and the option takes a number", "give one") if wrong else None
-    if isinstance(value, list) and action.nargs is None:
+    if isinstance(value, list) and action.nargs is None and len(value) > 1:
         return "is a list, and the option takes one value", "give one value"
     for part in value if isinstance(value, list) else [value]:
         problem = _no_value_of(action, str(part).lower() if isinstance(part, bool) else str(part))

@@ -31,7 +31,9 @@ def oddity(config: Mapping[str, Any]) -> str | None:
         return "names no architectures"
     text = text_config(config)
     for name in _COUNTS:
-        value = text.get(name, 1)
+        value = text.get(name)
+        if value is None or isinstance(value, list):  # left to the family, or told layer by layer
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             return f"has {name} {value!r}, where a whole number above 0 belongs"
     dtype = named_dtype(config)
@@ -57,7 +59,8 @@ def explain(
     """
     if known is not None:
         draft.check_model_type(target, path=path, known=known, trust_remote_code=trust)
-    odd = oddity(target)
+    # A hub or a driver that fails is not the fault of the description.
+    odd = None if isinstance(error, (OSError, RuntimeError, ImportError)) else oddity(target)
     if odd is not None:
         raise ArgumentFault(
             f"--model-path {path}",

@@ -86,10 +86,10 @@ def check_server_numbers(args: Any) -> None:
             remedy = f"give {option} {example} or another number, or leave it out"
             raise ArgumentFault(f"{option} {value}", "must be at least 1", remedy, code="number-low")
     share = getattr(args, "mem_fraction_static", None)
-    if share is not None and not 0 < share < 1:
+    if share is not None and not 0 < share <= 1:
         raise ArgumentFault(
             f"{FRACTION} {share:g}",
-            "must be above 0 and below 1: it is the share of the memory for weights and cache",
+            "must be above 0 and at most 1: it is the share of the memory for weights and cache",
             f"give {FRACTION} 0.85 or another share, or leave it out",
             code="number-low" if share <= 0 else "number-high",
         )

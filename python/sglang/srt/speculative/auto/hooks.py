@@ -129,11 +129,13 @@ def decode_stats(original: Original, self: Any, *args: Any, **kwargs: Any) -> An
 
     Upstream divides by the verifies of the interval, and plain steps are none: the scheduler would die of it.
     """
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
     scheduler = self.scheduler
     kept = scheduler.spec_algorithm
     if self.spec_num_forward_ct or kept.is_none():
         return original(self, *args, **kwargs)
-    scheduler.spec_algorithm = type(kept).NONE
+    scheduler.spec_algorithm = SpeculativeAlgorithm.NONE
     try:
         return original(self, *args, **kwargs)
     finally:

@@ -9,7 +9,7 @@ every way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,22 +47,28 @@ def mark(original: Callable[..., Any], kind: type, batch: Any, *args: Any, **kwa
     """
     forward = original(kind, batch, *args, **kwargs)
     if batch.sampling_info is not None:
+        vars(batch.sampling_info).pop(_SCORES, None)  # of a sampler that never handed them on
         setattr(batch.sampling_info, _WANTED, scored_rows(batch.reqs) if batch.return_logprob else [])
     return forward
 
 
+def _places(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Indices on the device. A list as an index would be copied with a wait for all that runs there."""
+    return torch.tensor(numbers, dtype=torch.long).to(device, non_blocking=True)
+
+
 def keep_scores(
-    original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, info: Any
+    original: Callable[..., torch.Tensor], sampler: Any, logits: torch.Tensor, sampling_info: Any
 ) -> torch.Tensor:
     """Around the last change to the logits ``[R, V]``: the log softmax of the scored rows, before any temperature.
 
     It runs within ``run-nonfinite``'s guard, so that a row of NaN is told as such and not as the guard levels it.
     """
-    logits = original(sampler, logits, info)
-    wanted: list[Scored] = getattr(info, _WANTED, [])
+    logits = original(sampler, logits, sampling_info)
+    wanted: list[Scored] = getattr(sampling_info, _WANTED, [])
     if wanted:
-        rows = logits[[scored.row for scored in wanted]]
-        setattr(info, _SCORES, torch.nn.functional.log_softmax(rows, dim=-1))
+        rows = logits[_places([scored.row for scored in wanted], logits.device)]
+        setattr(sampling_info, _SCORES, torch.nn.functional.log_softmax(rows, dim=-1))
     return logits
 
 
@@ -83,7 +89,8 @@ def use_scores(
             logits_output.next_token_top_logprobs_val[scored.row] = top.values
             logits_output.next_token_top_logprobs_idx[scored.row] = top.indices
         if scored.token_ids:
-            logits_output.next_token_token_ids_logprobs_val[scored.row] = values[list(scored.token_ids)]
+            chosen = values[_places(scored.token_ids, values.device)]
+            logits_output.next_token_token_ids_logprobs_val[scored.row] = chosen
     return outcome
 
 
