@@ -16,17 +16,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from plugin_entry import declare
+
 VARIABLE = "FORCED_ACCEPTANCE_FILE"
 
 
 def environment(folder: Path, known: Path) -> dict[str, str]:
     """Write the plugin's metadata into `folder`; return the environment of a server that shall load it."""
-    metadata = folder / "forced_acceptance-0.dist-info"
-    metadata.mkdir(parents=True, exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: forced-acceptance\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nforced_acceptance = forced_acceptance:install\n"
-    )
+    declare(folder, "forced_acceptance", "install")
     paths = [str(Path(__file__).parent), str(folder), os.environ.get("PYTHONPATH", "")]
     return {VARIABLE: str(known), "PYTHONPATH": os.pathsep.join(paths)}
 

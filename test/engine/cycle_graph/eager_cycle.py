@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -239,11 +238,3 @@ def activate() -> None:
     hooks._build = lambda worker, future_map: (EagerGraphs(worker, future_map), Admission(True))  # type: ignore[assignment]
     facts.stock_attention = lambda worker, batch: ""
     print(MARK, file=sys.stderr, flush=True)
-
-
-def install(folder: Path) -> None:
-    """Write what makes upstream's plugin loader find ``activate``; this folder must be on PYTHONPATH."""
-    information = folder / f"{ENTRY}-0.dist-info"
-    information.mkdir(parents=True, exist_ok=True)
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {ENTRY}\nVersion: 0\n")
-    (information / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{ENTRY} = {ENTRY}:activate\n")

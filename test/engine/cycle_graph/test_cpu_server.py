@@ -15,7 +15,7 @@ import pytest
 HERE = Path(__file__).parent
 DIFFERENTIAL = HERE.parent / "differential"
 LIMIT_S = 900
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
@@ -28,13 +28,14 @@ def generate(off: str, folder: Path, ahead: str = "") -> dict[str, Any]:
 
     sys.path.insert(0, str(DIFFERENTIAL))
     import overlapped_cpu
+    from plugin_entry import declare
 
-    eager_cycle.install(folder)
-    overlapped_cpu.install(folder)
+    declare(folder, eager_cycle.ENTRY)
+    declare(folder, overlapped_cpu.ENTRY)
     paths = [str(folder), str(HERE), str(DIFFERENTIAL), *(p for p in sys.path if p)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"} | {
         "PYTHONPATH": os.pathsep.join(paths),
-        "SGLANG_PLUGINS": "eager_cycle,overlapped_cpu",
+        "SGLANG_PLUGINS": f"{eager_cycle.ENTRY},{overlapped_cpu.ENTRY}",
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_FORK_DISABLE": off,
         "OMP_NUM_THREADS": "1",

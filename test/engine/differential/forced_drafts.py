@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 ENTRY = "forced_drafts"
@@ -64,12 +63,3 @@ def activate() -> None:
 
     EAGLEWorkerV2.verify = verify
     print(MARK, os.getpid(), file=sys.stderr, flush=True)
-
-
-def install(folder: Path) -> list[Path]:
-    """Write what makes upstream's plugin loader find ``activate``; the folders belong on PYTHONPATH."""
-    information = folder / f"{ENTRY}-0.dist-info"
-    information.mkdir(parents=True, exist_ok=True)
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {ENTRY}\nVersion: 0\n")
-    (information / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{ENTRY} = {ENTRY}:activate\n")
-    return [folder, Path(__file__).parent]

@@ -8,7 +8,6 @@ request lag one step. That lag is what the tests want; nothing is gained in spee
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,11 +32,3 @@ def activate() -> None:
 
         overlap_utils.gather_spec_extras = gather
     print(MARK, file=sys.stderr, flush=True)
-
-
-def install(folder: Path) -> None:
-    """Write what makes upstream's plugin loader find ``activate``; this folder must be on PYTHONPATH."""
-    information = folder / f"{ENTRY}-0.dist-info"
-    information.mkdir(parents=True, exist_ok=True)
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {ENTRY}\nVersion: 0\n")
-    (information / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{ENTRY} = {ENTRY}:activate\n")

@@ -17,10 +17,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / "benchmark"))
 
+from plugin_entry import declare  # noqa: E402
 from served import Served, ServerError, speculative_flags  # noqa: E402
 
-from . import overlapped_cpu  # noqa: E402
-from .forced_drafts import MARK, install  # noqa: E402
+from . import forced_drafts, overlapped_cpu  # noqa: E402
 
 TARGET, DRAFT = ROOT / "models/nano", ROOT / "models/nano-eagle3"
 REQUEST_LIMIT_S = 600.0
@@ -100,17 +100,18 @@ def eagle_server(
 
     ``plugins`` are further ones that the caller has installed into ``folder / "plugin"``.
     """
-    paths = install(folder / "plugin")
+    place = folder / "plugin"
+    declare(place, forced_drafts.ENTRY)
     if overlap:
-        overlapped_cpu.install(folder / "plugin")
-    environment = _environment(paths, off) | {
-        "SGLANG_PLUGINS": ",".join(["forced_drafts", "overlapped_cpu", *plugins])
+        declare(place, overlapped_cpu.ENTRY)
+    environment = _environment([place, HERE], off) | {
+        "SGLANG_PLUGINS": ",".join([forced_drafts.ENTRY, overlapped_cpu.ENTRY, *plugins])
     }
     arguments = [*COMMON, *speculative_flags(DRAFT), *flags]
     with Asked(TARGET, folder / "eagle.log", arguments, environment=environment) as server:
         assert isinstance(server, Asked)
         log = server.log.read_text(errors="replace")
-        if MARK not in log or (overlap and overlapped_cpu.MARK not in log):
+        if forced_drafts.MARK not in log or (overlap and overlapped_cpu.MARK not in log):
             raise RuntimeError(f"a test plugin was not loaded:\n{server.log_tail()}")
         yield server
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 ENTRY = "poisoned_draft_kv"
@@ -28,11 +27,3 @@ def poison(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
         for buffer in getattr(pool, name, None) or []:
             buffer[1:].fill_(float("nan"))
     return done
-
-
-def install(folder: Path) -> None:
-    """Write what makes upstream's plugin loader find ``activate``."""
-    information = folder / f"{ENTRY}-0.dist-info"
-    information.mkdir(parents=True, exist_ok=True)
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {ENTRY}\nVersion: 0\n")
-    (information / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{ENTRY} = {ENTRY}:activate\n")

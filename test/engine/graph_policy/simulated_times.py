@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,11 +51,3 @@ def activate() -> None:
 
     runtime.Runtime.choose = choose  # type: ignore[method-assign]
     print(MARK, file=sys.stderr, flush=True)
-
-
-def install(folder: Path) -> None:
-    """Write what makes upstream's plugin loader find ``activate``."""
-    information = folder / f"{ENTRY}-0.dist-info"
-    information.mkdir(parents=True, exist_ok=True)
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {ENTRY}\nVersion: 0\n")
-    (information / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{ENTRY} = {ENTRY}:activate\n")

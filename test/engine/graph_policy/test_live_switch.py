@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from differential.servers import TARGET, Asked, eagle_server
+from plugin_entry import declare
 
 pytestmark = pytest.mark.server
 
@@ -37,7 +38,7 @@ PLAIN_MS, LOSING_MS, WINNING_MS, CHANGE = 2.0, 9.0, 2.1, 120
 @contextmanager
 def server(folder: Path, times: str, ranks: int) -> Iterator[Asked]:
     """An EAGLE-3 server of ``ranks`` whose switch works on a CPU and sees ``times``."""
-    simulated_times.install(folder / "plugin")
+    declare(folder / "plugin", simulated_times.ENTRY)
     here = str(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_SPEC_AUTO_ON_CPU", "1")

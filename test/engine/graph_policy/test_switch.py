@@ -20,6 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from differential.servers import Asked, eagle_server, plain_server
+from plugin_entry import declare
 from sglang.srt.speculative.stats.accept import histogram_faults
 
 pytestmark = pytest.mark.server
@@ -41,7 +42,7 @@ LENGTHS = (61, 1, 40, 2, 23, 61, 3, 7)
 @contextmanager
 def switching(folder: Path, every: int, *flags: str) -> Iterator[Asked]:
     """An EAGLE-3 server that switches every so many steps; 0 is never."""
-    poisoned_draft_kv.install(folder / "plugin")
+    declare(folder / "plugin", poisoned_draft_kv.ENTRY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_SPEC_AUTO_SCRIPT", str(every) if every else "")
         patch.syspath_prepend(str(Path(__file__).parent))
