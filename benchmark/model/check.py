@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sglang.bench_verify.headline import WITH_SETTING
 from sglang.bench_verify.rows import Row
 from sglang.bench_verify.soundness import doubts
 
@@ -36,6 +37,7 @@ MEASURED_PHASES_MS = {
     ("draft_extend", 65536): 4.7641,
 }
 GENERATED = 70
+ONE_GRAPH_COUNT = "count.cycle_graph_replays"
 STOCK_DRAFT = 'count.verify_attention_calls{mode="draft_decode",path="stock"}'
 # A gap between cycles above this share of them: the device waits for the host.
 WAIT = 0.01
@@ -117,7 +119,7 @@ def row_comparisons(rows: Iterable[Row]) -> list[Comparison]:
             continue
         context, batch = int(str(row.case["context"])), int(str(row.case["batch"]))
         width, layers = int(str(row.case["draft_tokens"])), int(str(row.case["layers"]))
-        one_graph = row.case.get("path") == "graph"
+        one_graph = _path(row) is ONE_GRAPH
         launch = _figure(row, "launch")
         host = None if launch is None or one_graph else 1e3 * launch * c.HOST_OVER_LAUNCH.value
         deployment = reference_slice(row.case.get("router") == "dummy", layers)
@@ -145,12 +147,13 @@ def row_comparisons(rows: Iterable[Row]) -> list[Comparison]:
 
 
 def _is_slice(row: Row) -> bool:
-    """A slice that the model describes: 64 experts a rank, no topic off, greedy."""
+    """A slice that the model describes: 64 experts a rank, no topic off, no setting of its own, greedy."""
     benches = ("slice", "cycle_graph", "cycle_graph_profile", "three_graphs")
     return (
         row.bench in benches
         and row.case.get("experts", 64) == 64
         and row.case.get("path") != "sampled"
+        and WITH_SETTING not in str(row.case.get("engine", ""))
         and not (row.variant == "fork" and row.topics_off)
     )
 
@@ -176,7 +179,7 @@ def _path(row: Row) -> Path:
     """What a row's engine ran; a draft's steps grow with the context as upstream's only in older trees."""
     if row.variant == "upstream":
         return UPSTREAM
-    if row.case.get("path") == "graph":
+    if row.case.get("path") == "graph" or any(name.startswith(ONE_GRAPH_COUNT) for name in row.counters):
         return ONE_GRAPH
     return FORK_ATTENTION if STOCK_DRAFT in row.counters else FORK
 

@@ -29,11 +29,6 @@ TOPIC = Topic(
             scope="Scheduler.init_overlap",
             hook=f"{HOOKS}:overlap_ready",
         ),
-        Around(
-            file="sglang/srt/managers/scheduler.py",
-            scope="Scheduler.init_all_cuda_graphs",
-            hook="sglang.srt.speculative.cycle_graph.ahead.start:captured",
-        ),
         Around(file=RELAY, scope="FutureMap.publish", hook=f"{HOOKS}:publish"),
         Around(file=RELAY, scope="FutureMap.stash", hook=f"{HOOKS}:stash"),
         WrapCall(

@@ -76,13 +76,13 @@ def test_engines_with_a_variable_of_their_own() -> None:
     try:
         spec.loader.exec_module(module)
         found = module.specifications(
-            ["fork-eagle3-with-SGLANG_SPEC_PROJECT_AHEAD=96", "fork-eagle3-no-cycle-graph", "fork-decode"],
+            ["fork-eagle3-with-SGLANG_A_SETTING=96", "fork-eagle3-no-cycle-graph", "fork-decode"],
             2.0,
         )
         with pytest.raises(SystemExit, match="NAME=VALUE"):
             module.specifications(["fork-eagle3-with-NAME"], 2.0)
     finally:
         del sys.modules["slice_ab"]
-    assert [dict(item.environment) for item in found] == [{"SGLANG_SPEC_PROJECT_AHEAD": "96"}, {}, {}]
+    assert [dict(item.environment) for item in found] == [{"SGLANG_A_SETTING": "96"}, {}, {}]
     assert [item.topics_off for item in found] == [(), ("cycle-graph",), ()]
     assert [item.steps for item in found] == [2, 2, 0]

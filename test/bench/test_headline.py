@@ -52,6 +52,25 @@ def test_the_figure_measured_last_wins_whatever_the_order_in_the_file(directory:
     assert headline.build(headline.collect(directory))["h200.slice.cycle_ms.1k"]["value"] == 2.4
 
 
+def test_a_run_of_both_goes_before_a_later_one_of_the_fork_alone(directory: Path) -> None:
+    both, alone = Results([Environment()]), Results([Environment()])
+    for variant, ms in (("upstream", 5.0), ("fork", 2.5)):
+        both.add(slice_row(variant, 1024, 3, ms, started="2026-03-01"))
+    alone.add(slice_row("fork", 1024, 3, 2.0, started="2026-04-01"))
+    both.save(directory / "c_both.json")
+    alone.save(directory / "d_alone.json")
+    figure = headline.build(headline.collect(directory))["h200.slice.cycle_ms.1k"]
+    assert (figure["value"], figure["upstream"], figure["row"]) == (2.5, 5.0, "c_both.json#1")
+
+
+def test_an_engine_with_a_setting_of_its_own_is_not_the_fork(directory: Path) -> None:
+    results, tried = Results([Environment()]), slice_row("fork", 1024, 3, 0.1, started="2026-05-01")
+    tried.case["engine"] = "fork-eagle3-with-NAME=1"
+    results.add(tried)
+    results.save(directory / "e_tried.json")
+    assert headline.build(headline.collect(directory))["h200.slice.cycle_ms.1k"]["value"] == 2.4
+
+
 def test_a_figure_only_upstream_has_is_not_ours_to_quote(directory: Path) -> None:
     assert "h200.slice.cycle_ms.64k" not in headline.build(headline.collect(directory))
 

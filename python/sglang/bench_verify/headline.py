@@ -31,6 +31,8 @@ class Rule:
         metric: the metric published, or the numerator where ``over`` is given.
         where: case entries that must be equal.
         unless: case entries of which none may be equal.
+        together: a file that holds both variants goes before a later one of the fork alone, because the
+            tables that quote these figures compare within one run.
         over: case entries of the row that the figure is divided by (same variant, same other entries).
         over_metric: metric of that row; default is ``metric``.
         lower_is_better: whether ratio = upstream / fork (times) or fork / upstream (rates).
@@ -44,8 +46,11 @@ class Rule:
     over_metric: str = ""
     lower_is_better: bool = True
     unless: Mapping[str, Scalar] = field(default_factory=dict)
+    together: bool = False
 
 
+# In the name of an engine that runs with a setting of its own.
+WITH_SETTING = "-with-"
 # Every draft length at several batches: engines of their own, compared among themselves only.
 DRAFT_LENGTHS = {"series": "draft-lengths"}
 # A slice with noise for router logits reads the experts of three tokens in a verify, one without those of one:
@@ -58,8 +63,8 @@ def _slice_rules(series: str, where: Mapping[str, Scalar], unless: Mapping[str, 
     cycle = {"batch": 1, "draft_tokens": 3, **where}
     prefix = "{machine}." + series
     return (
-        Rule(prefix + ".decode_ms.{context}", "slice", "decode_ms", decode, unless=unless),
-        Rule(prefix + ".cycle_ms.{context}", "slice", "cycle_ms", cycle, unless=unless),
+        Rule(prefix + ".decode_ms.{context}", "slice", "decode_ms", decode, unless=unless, together=True),
+        Rule(prefix + ".cycle_ms.{context}", "slice", "cycle_ms", cycle, unless=unless, together=True),
         Rule(
             prefix + ".cycle_over_decode.{context}",
             "slice",
@@ -68,8 +73,9 @@ def _slice_rules(series: str, where: Mapping[str, Scalar], unless: Mapping[str, 
             over={"draft_tokens": 0},
             over_metric="decode_ms",
             unless=unless,
+            together=True,
         ),
-        Rule(prefix + ".verify_ms.{context}", "slice", "verify_ms", cycle, unless=unless),
+        Rule(prefix + ".verify_ms.{context}", "slice", "verify_ms", cycle, unless=unless, together=True),
     )
 
 
@@ -86,9 +92,13 @@ RULES = (
     Rule("{machine}.nonfinite.device_us.{work}.b{batch}", "nonfinite_cost", "device_us"),
     Rule("{machine}.nonfinite.host_us.{work}.b{batch}", "nonfinite_cost", "host_us"),
     Rule(
-        "{machine}.slice.launches_outside_graphs", "profile", "launches_outside_graphs", {"draft_tokens": 3}
+        "{machine}.slice.launches_outside_graphs",
+        "profile",
+        "launches_outside_graphs",
+        {"draft_tokens": 3},
+        together=True,
     ),
-    Rule("{machine}.slice.syncs", "profile", "syncs", {"draft_tokens": 3}),
+    Rule("{machine}.slice.syncs", "profile", "syncs", {"draft_tokens": 3}, together=True),
     Rule(
         "{machine}.slice.experts_per_layer.verify3",
         "slice",
@@ -196,15 +206,15 @@ Figure = tuple[float, str, Source]
 
 
 def _figures(rule: Rule, rows: list[Source]) -> dict[str, dict[str, Figure]]:
-    found: dict[str, dict[str, Figure]] = {}
+    found: dict[str, list[tuple[str, Figure]]] = {}
     for source in rows:
         row = source.row
         if row.bench != rule.bench or rule.metric not in row.metrics or not _matches(row, rule.where):
             continue
         if rule.unless and any(row.case.get(name) == value for name, value in rule.unless.items()):
             continue
-        # The fork with a topic off is neither the fork nor upstream.
-        if row.variant == "fork" and row.topics_off:
+        # The fork with a topic off, or with a setting that is off by default, is neither the fork nor upstream.
+        if row.variant == "fork" and (row.topics_off or WITH_SETTING in str(row.case.get("engine", ""))):
             continue
         metric = row.metrics[rule.metric]
         value, unit = metric.value, metric.unit
@@ -216,8 +226,20 @@ def _figures(rule: Rule, rows: list[Source]) -> dict[str, dict[str, Figure]]:
             if base is None or base == 0:
                 continue
             value, unit = value / base, "ratio"
-        found.setdefault(_name(rule.name, row), {})[row.variant] = (value, unit, source)
-    return found
+        found.setdefault(_name(rule.name, row), []).append((row.variant, (value, unit, source)))
+    pick = _last_together if rule.together else dict
+    return {name: pick(figures) for name, figures in found.items()}
+
+
+def _last_together(figures: list[tuple[str, Figure]]) -> dict[str, Figure]:
+    """The last figure of each variant, from the last file that holds all variants if there is one."""
+    variants = {variant for variant, _ in figures}
+    files = [figure[2].file for _, figure in figures]
+    for file in reversed(files):
+        of_file = {variant: figure for variant, figure in figures if figure[2].file == file}
+        if set(of_file) == variants:
+            return of_file
+    return dict(figures)
 
 
 def _denominator(rule: Rule, source: Source, rows: list[Source]) -> float | None:

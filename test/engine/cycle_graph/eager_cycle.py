@@ -7,8 +7,6 @@ ends, aborts and retractions meet the cycle as they do on a GPU. Needs ``overlap
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import sys
 from typing import Any
 
@@ -32,13 +30,6 @@ class EagerGraphs:
         self._turn = 0
         self._held: list[Any] = []
         self.entries: dict[Any, Any] = {}
-        self.ahead: Any = None
-        if os.environ.get("EAGER_AHEAD"):
-            from eager_ahead import MARK as AHEAD_MARK
-            from eager_ahead import EagerAhead
-
-            self.ahead = EagerAhead(worker, 4)
-            print(AHEAD_MARK, self.ahead.branch.rows, file=sys.stderr, flush=True)
 
     def size_for(self, batch: int, drawn: bool = False) -> int:
         """Any batch size runs."""
@@ -60,7 +51,7 @@ class EagerGraphs:
         steps.load(buffers, rows, slot, simulated, self._turn)
         if sampling is not None:
             steps.load_sampling(buffers, sampling)
-        program.run(buffers, steps, EagerPasses(self.worker, buffers, self.ahead))
+        program.run(buffers, steps, EagerPasses(self.worker, buffers))
         results = buffers.results
         return Launched(
             batch, results.tokens[slot], results.lengths[slot], results.good[slot], results.marks[slot]
@@ -107,30 +98,15 @@ class EagerGraphs:
             scratch=kinds.Scratch.allocate(b, w, 1, 1, torch.device("cpu")),
             sampling=kinds.Sampling.allocate(b, torch.device("cpu")) if drawn else None,
         )  # fmt: skip
-        if self.ahead is not None:
-            made = self._over_projected(made)
         made.check()
         return made
-
-    def _over_projected(self, made: Any) -> Any:
-        """Draft extend over the static buffers of upstream's runner, as ``wire`` points at them."""
-        b, rows, e = made.batch, made.batch * made.width, self.ahead.runner.buffers
-        projected = self.ahead.branch.projected[:rows]
-        extend = dataclasses.replace(
-            made.extend, rows=e.req_pool_indices[:b], lens=e.seq_lens[:b], tokens=e.input_ids[:rows],
-            positions=e.positions[:rows], slots=e.out_cache_loc[:rows], hidden=e.hidden_states[:rows],
-            correct=e.num_correct_drafts[:b], accepted=e.num_accept_tokens[:b], widths=e.extend_seq_lens[:b],
-        )  # fmt: skip
-        return dataclasses.replace(
-            made, verify=dataclasses.replace(made.verify, hidden=projected), extend=extend
-        )
 
 
 class EagerPasses:
     """Upstream's three passes over the static tensors."""
 
-    def __init__(self, worker: Any, buffers: Any, ahead: Any = None) -> None:
-        self.worker, self.buffers, self.ahead = worker, buffers, ahead
+    def __init__(self, worker: Any, buffers: Any) -> None:
+        self.worker, self.buffers = worker, buffers
         self.drafter = worker.draft_worker
         self.target = worker.target_worker.model_runner
 
@@ -190,10 +166,7 @@ class EagerPasses:
         )
         output = self.target.forward(batch).logits_output
         v.logits.copy_(output.next_token_logits)
-        if self.ahead is None:
-            v.hidden.copy_(output.hidden_states)
-        else:
-            self.ahead.joined(self.buffers.batch * self.buffers.width)
+        v.hidden.copy_(output.hidden_states)
 
     def extend(self) -> None:
         """Draft extend into ``logits`` and ``states``."""
@@ -201,13 +174,6 @@ class EagerPasses:
         from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 
         e, width = self.buffers.extend, self.buffers.width
-        if self.ahead is not None:
-            output = self.ahead.extend(self.buffers.batch)
-            e.logits.copy_(output.next_token_logits)
-            e.states.copy_(output.hidden_states)
-            # What stays behind would let a cycle without a projection pass unseen.
-            e.hidden.fill_(float("nan"))
-            return
         runner = self.drafter.draft_runner
         spec = EagleDraftExtendInput(
             hidden_states=e.hidden, num_correct_drafts=e.correct, num_accept_tokens=e.accepted,

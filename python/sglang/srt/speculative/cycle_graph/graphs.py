@@ -5,13 +5,12 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from sglang.fork import counters
 from sglang.srt.speculative.cycle_graph import kernels, program
-from sglang.srt.speculative.cycle_graph.ahead.start import Ahead, ahead_of
 from sglang.srt.speculative.cycle_graph.buffers import RING, CycleBuffers
 from sglang.srt.speculative.cycle_graph.driver import add_child
 from sglang.srt.speculative.cycle_graph.ranks import Size, same_logits
@@ -163,13 +162,6 @@ def capture(buffers: CycleBuffers, passes: ChildPasses, pool: Any, stream: Any) 
     return Entry(buffers, graph)
 
 
-def passes_of(runners: Runners, ahead: Ahead | None, rows: int) -> tuple[Runners, torch.Tensor | None]:
-    """The runners of a cycle of so many rows, and what its verify projects for the draft (None: nothing)."""
-    if ahead is None or rows not in ahead.rows:
-        return runners, None
-    return replace(runners, extend=ahead.extend), ahead.projected
-
-
 def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
     """Parent graphs for every batch size that all three passes were captured at, greedy and sampled.
 
@@ -201,9 +193,8 @@ def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
                 LEAST_ROOM / 2**30, "sampled" if drawn else "greedy", batch,
             )  # fmt: skip
             continue
-        chosen, projected = passes_of(runners, ahead_of(worker), batch * graphs.width)
-        buffers = wire(chosen, batch, relay, table, real_tokens=real_tokens, drawn=drawn, projected=projected)
-        children = tuple(chosen.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
+        buffers = wire(runners, batch, relay, table, real_tokens=real_tokens, drawn=drawn)
+        children = tuple(runners.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
         try:
             graphs.add(capture(buffers, ChildPasses(children), pool, stream))
         except Exception as error:  # Triton's compile errors are no RuntimeError

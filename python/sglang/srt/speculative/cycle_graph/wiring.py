@@ -106,18 +106,16 @@ def wire(
     *,
     real_tokens: bool,
     drawn: bool = False,
-    projected: torch.Tensor | None = None,
 ) -> CycleBuffers:
     """Buffers of one captured batch size.
 
     Args:
-        runners: of the three passes; ``extend`` may be one over projected states.
+        runners: of the three passes.
         batch: the captured size.
         relay: upstream's relay.
         table: upstream's request table.
         real_tokens: see ``CycleBuffers``.
         drawn: rows are sampled.
-        projected: [R, H], what verify leaves for the draft in the place of its packed states.
 
     Raises:
         ValueError: upstream's buffers are not what ``CycleBuffers`` describes.
@@ -148,7 +146,7 @@ def wire(
         positions=v.positions[:rows],
         slots=v.out_cache_loc[:rows],
         logits=verified.next_token_logits,
-        hidden=verified.hidden_states if projected is None else projected[:rows],
+        hidden=verified.hidden_states,
     )
     extend = ExtendInputs(
         rows=e.req_pool_indices[:batch],

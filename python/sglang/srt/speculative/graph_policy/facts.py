@@ -10,10 +10,7 @@ KINDS = ("decode", "verify", "draft", "draft_extend")
 
 
 def kind_of(runner: Any) -> str:
-    """The pass that a graph runner serves; runners of ours name theirs."""
-    own = getattr(runner, "fork_kind", None)
-    if own is not None:
-        return str(own)
+    """The pass that a graph runner serves."""
     name = type(runner).__name__
     if "DraftExtend" in name:
         return "draft_extend"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from sglang.srt.speculative.graph_policy import capture, flags
@@ -76,16 +75,12 @@ def capture_draft(original: Original, self: Any, eagle_worker: Any, *args: Any, 
         return original(self, eagle_worker, *args, **kwargs)
     kind = kind_of(self)
     spec = runner.server_args
-    extends = kind.startswith("draft_extend")
+    extends = kind == "draft_extend"
     width = spec.speculative_num_draft_tokens if extends else spec.speculative_eagle_topk
     backend = getattr(eagle_worker, "draft_extend_attn_backend" if extends else "draft_attn_backend", None)
     inner = getattr(backend, "attn_backends", None)
-    plan = _plan(runner, kind, int(width or 1))
-    rows = getattr(self, "fork_rows", None)
-    if rows is not None:
-        plan = replace(plan, sizes=tuple(size for size in plan.sizes if size * plan.width in rows))
     return capture.watched(
-        plan,
+        _plan(runner, kind, int(width or 1)),
         capture.model_facts(runner, kind, inner[0] if inner else backend),
         lambda: _free(runner),
         lambda: original(self, eagle_worker, *args, **kwargs),
