@@ -118,6 +118,35 @@ def test_owed_rows_are_listed_oldest_first(owed: list[int]) -> None:
         )
 
 
+@pytest.mark.parametrize("owed", ([0, 0], [3], [128, 128, 1], [900, 200], [1024, 1024, 5]))
+def test_rows_are_written_in_passes_of_bounded_size(owed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every owed row once, oldest first, at the slot of its position; no pass larger than the bound."""
+    passes: list[tuple[torch.Tensor, ...]] = []
+    monkeypatch.setattr(catch_up, "_forward", lambda runner, *rows: passes.append(rows))
+    span = 2048
+    ring = RowRing(len(owed) + 1, span, 2, torch.float32, "cpu")
+    table = torch.arange((len(owed) + 1) * 3000).reshape(len(owed) + 1, 3000)
+    lengths = torch.tensor([1100 + 7 * index for index in range(len(owed))])
+    slots = torch.arange(len(owed)) + 1
+    for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+        for position in range(length):
+            ring.tokens[slot, position % span] = 10_000 * slot + position
+    batch = SimpleNamespace(seq_lens=lengths, req_pool_indices=slots)
+    assert catch_up.write_rows(SimpleNamespace(draft_runner=None), ring, table, batch, owed) == sum(owed)
+    assert all(0 < rows[0].shape[0] <= catch_up.PASS_ROWS for rows in passes)
+    written = [
+        (int(token), int(place))
+        for tokens, _, _, _, places in passes
+        for token, place in zip(tokens, places, strict=True)
+    ]
+    expected = [
+        (10_000 * slot + position, 3000 * slot + position)
+        for slot, length, rows in zip(slots.tolist(), lengths.tolist(), owed, strict=True)
+        for position in range(length - rows, length)
+    ]
+    assert written == expected
+
+
 def test_keys_only_stores_and_attends_to_nothing() -> None:
     """Poisoned values elsewhere in the pool cannot come back: the pool is never read."""
     stored: list[Any] = []
@@ -195,12 +224,17 @@ def test_rows_that_the_draft_owes_are_not_left_to_others(length: int, owed: int,
     assert hooks.committed(lambda _: length, request) == left
 
 
+def test_accept_lengths_of_a_plain_step_are_on_the_host_already() -> None:
+    """One copy less in every step: upstream copies what is on the device."""
+    assert plain.Stubs(1, 6, torch.bfloat16, "meta").get(3)[3].device.type == "cpu"
+
+
 def test_stubs_grow_and_are_shared() -> None:
     stubs = plain.Stubs(1, 6, torch.bfloat16, "cpu")
     scores, ids, hidden, ones = stubs.get(3)
     assert scores.shape == (3, 1) and ids.shape == (3, 1) and hidden is not None and hidden.shape == (3, 6)
     assert ones.tolist() == [1, 1, 1] and ones.dtype == torch.int32
-    assert stubs.get(2)[0].data_ptr() == scores.data_ptr()
+    assert stubs.get(2)[0].data_ptr() == scores.data_ptr() and stubs.get(3)[0] is scores
     assert stubs.get(9)[3].tolist() == [1] * 9
     assert plain.Stubs(1, None, torch.float32, "cpu").get(2)[2] is None
 

@@ -26,11 +26,10 @@ def rank_main(rank: int, size: int, folder: Path) -> list[str]:
     class Told(Runtime):
         """Times are told, not taken."""
 
-        def _tell_time(self, size: int, context: int) -> None:
+        def _tell_time(self, size: int) -> None:
             if self._last is not None:
-                mode = self._last[0]
-                cycle = 6.0 if rank == 0 else 2.5
-                self.controller.took(mode, size, context, 2.0 if mode == PLAIN else cycle)
+                mode, cycle = self._last.mode, 6.0 if rank == 0 else 2.5
+                self.controller.took(mode, size, self._last.context, 2.0 if mode == PLAIN else cycle)
 
     runtime = Told(worker, None, None, None, Controller())  # type: ignore[arg-type]
     request = SimpleNamespace(origin_input_ids=[1] * 50, output_ids=[], **{WHOLE: True})

@@ -16,6 +16,9 @@ import torch
 from sglang.srt.speculative.auto.rows import RowRing
 from torch import Tensor
 
+# Rows of one pass: what is gathered for it (and the draft's activations) stay small beside a prefill's.
+PASS_ROWS = 1024
+
 
 class KeysOnly:
     """In the place of an attention backend: writes keys and values into the pool, and answers zeros."""
@@ -74,11 +77,13 @@ def write_rows(draft: Any, ring: RowRing, req_to_token: torch.Tensor, batch: Any
     picks = torch.tensor([index, behind], dtype=torch.int64)
     if device.type != "cpu":
         picks = picks.pin_memory().to(device, non_blocking=True)
-    slots = batch.req_pool_indices[picks[0]]
-    positions = batch.seq_lens[picks[0]].to(torch.int64) - picks[1]
-    hidden, tokens = ring.read(slots, positions)
-    places = req_to_token[slots, positions].to(torch.int64)
-    _forward(draft.draft_runner, tokens, hidden, slots, positions, places)
+    for first in range(0, len(index), PASS_ROWS):
+        part = picks[:, first : first + PASS_ROWS]
+        slots = batch.req_pool_indices[part[0]]
+        positions = batch.seq_lens[part[0]].to(torch.int64) - part[1]
+        hidden, tokens = ring.read(slots, positions)
+        places = req_to_token[slots, positions].to(torch.int64)
+        _forward(draft.draft_runner, tokens, hidden, slots, positions, places)
     return len(index)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 SPECULATE, PLAIN = "speculate", "plain"
@@ -35,16 +35,23 @@ class Samples:
 
     values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     at: int = 0
+    _median: float | None = field(default=None, repr=False)
 
     def add(self, ms: float, step: int) -> None:
         """Add one; ``step`` is when."""
         self.values.append(ms)
         self.at = step
+        self._median = None
 
     @property
     def ms(self) -> float | None:
         """The median, or None before there are enough."""
-        return statistics.median(self.values) if len(self.values) >= ENOUGH else None
+        if len(self.values) < ENOUGH:
+            return None
+        if self._median is None:
+            # Asked for in every decision, for every cell of a batch size; of most of them nothing has changed.
+            self._median = statistics.median(self.values)
+        return self._median
 
 
 class Cells:
@@ -61,6 +68,10 @@ class Cells:
         """Add one step time."""
         self._cells.setdefault((mode, key), Samples()).add(ms, step)
 
+    def renew(self, mode: str, key: Key, times: Iterable[float], step: int) -> None:
+        """Put these step times in the place of all that the cell held."""
+        self._cells[mode, key] = Samples(deque(times, maxlen=WINDOW), step)
+
     def own(self, mode: str, key: Key) -> Samples | None:
         """The cell's samples, if there are any."""
         return self._cells.get((mode, key))
@@ -70,17 +81,34 @@ class Cells:
         own = self._cells.get((mode, key))
         if own is not None and own.ms is not None:
             return own.ms
-        near = [
-            (abs(other[1] - key[1]), other[1], samples.ms)
+        near = self._nearest(mode, key)
+        return near[1].ms if near is not None else None
+
+    def _nearest(self, mode: str, key: Key) -> tuple[int, Samples] | None:
+        """The cell of the nearest context with enough samples (the shorter of two), and how many octaves longer it is."""
+        known = [
+            (abs(other[1] - key[1]), other[1], samples)
             for (kind, other), samples in self._cells.items()
             if kind == mode and other[0] == key[0] and samples.ms is not None
         ]
-        return min(near)[2] if near else None
+        if not known:
+            return None
+        _, octave, samples = min(known, key=lambda item: item[:2])
+        return octave - key[1], samples
 
     def age(self, mode: str, key: Key, step: int) -> int | None:
         """Steps since the cell itself last saw this mode; None when it never did."""
         own = self._cells.get((mode, key))
         return step - own.at if own is not None and own.ms is not None else None
+
+    def age_near(self, mode: str, key: Key, step: int) -> int | None:
+        """Steps since the samples that ``ms`` answers with; None where they are of a longer context.
+
+        Steps get no cheaper as a context grows. So the figure of a shorter one errs to one side only, and a request that
+        doubles need not be measured anew for that alone.
+        """
+        near = self._nearest(mode, key)
+        return step - near[1].at if near is not None and near[0] <= 0 else None
 
     def __iter__(self) -> Iterator[tuple[str, Key, Samples]]:
         for (mode, key), samples in self._cells.items():

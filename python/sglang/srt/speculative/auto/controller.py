@@ -6,7 +6,10 @@ of the time since the one before, so that no single probe is dear for the reques
 epochs only, so that all ranks can follow one of them at the same step.
 
 What keeps it from flapping: the margins of leaving and coming back lie apart; a change needs the same verdict in
-several epochs running; and each change back widens the margins for a while.
+several epochs running; and each change back widens the margins for a while. What keeps it from switching by a figure
+that is borrowed or old: such a verdict asks for a probe, and the probe decides. A stretch of slow steps (another
+process on the host) looks like a reason to change while only one of the two figures is live; a probe that meets the
+same stretch says that it is none, and one that wins costs nothing, since what it runs is the mode to come.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class Settings:
     Attributes:
         epoch: steps between two decisions.
         settle: step times discarded after a change: the pipeline still holds steps of the other mode.
-        confirm: epochs in which a verdict must repeat.
+        confirm: epochs in which a verdict must repeat before it may ask for the probe that decides.
         leave: speed-up below which speculation is left.
         come_back: speed-up above which it is taken up again.
         widen: both margins move apart by this for each recent change, at most ``widest``.
@@ -36,7 +39,8 @@ class Settings:
             at once on a cycle that costs a hundred decodes.
         refresh: age at which a time is measured again.
         close: probe plain decode again only where the speed-up is below this.
-        backoff: steps to the next probe of speculation, doubled after each that lost, at most ``longest``.
+        backoff: steps to the next probe of speculation, doubled after each that lost, at most ``longest``. Speculation
+            that was left again within ``brief`` steps counts as a probe that lost.
     """
 
     epoch: int = 8
@@ -53,6 +57,7 @@ class Settings:
     close: float = 1.5
     backoff: int = 128
     longest: int = 4096
+    brief: int = 512
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,10 @@ class Controller:
         self._recent = 0.0
         self._recent_at = 0
         self._probed_at = NEVER
+        self._came_back_at = NEVER
+        self._lost: dict[str, tuple[Key, int]] = {}
+        self._probe_key: Key = (0, 0)
+        self._probe_ms: list[float] = []
         self._settled_ms = 0.0
         self._backoff = self.settings.backoff
         self._events: list[Event] = []
@@ -151,6 +160,8 @@ class Controller:
         self._charge(mode, key, ms)
         if mode == self.running and self._since > self.settings.settle:
             self.cells.add(mode, key, ms, self._step)
+            if self.probing is not None and key == self._probe_key:
+                self._probe_ms.append(ms)
 
     def kept(self, kept: float, requests: int) -> None:
         """A cycle kept ``kept`` tokens a request, bonus included."""
@@ -180,6 +191,9 @@ class Controller:
         probed, self.probing = self.probing, None
         if probed is not None:
             self._since, self._settled_ms = 0, self.spent_ms
+            if len(self._probe_ms) >= ENOUGH:
+                # What lies before the probe may be of other days than the figure that it is compared with.
+                self.cells.renew(probed, self._probe_key, self._probe_ms, self._step)
         verdict = self._verdict(key)
         leave, come_back = self._margins()
         speedup = verdict.speedup
@@ -190,14 +204,25 @@ class Controller:
         else:
             self._streak = self._streak + 1 if speedup > come_back else 0
         if probed == SPECULATE:
-            # The probe itself is the confirmation: a second one would cost as much again.
+            # A probe of speculation is confirmation enough: a second one would cost as much again.
             won = speedup is not None and speedup > come_back
-            self._backoff = self.settings.backoff if won else min(self._backoff * 2, self.settings.longest)
             self._streak = self.settings.confirm if won else 0
-        if self._streak >= self.settings.confirm:
-            self._switch(PLAIN if self.mode == SPECULATE else SPECULATE, verdict)
-        else:
+            self._backoff = self._backoff if won else min(self._backoff * 2, self.settings.longest)
+        if probed is not None and self._streak == 0:
+            self._lost[probed] = (key, self._step)
+        other = PLAIN if self.mode == SPECULATE else SPECULATE
+        if self._streak < self.settings.confirm:
             self._maybe_probe(key, verdict)
+        elif probed == other:
+            self._switch(other, verdict)
+        elif self._may_ask(other, key):
+            self._probe(other, verdict)
+
+    def _may_ask(self, other: str, key: Key) -> bool:
+        """Whether a verdict for ``other`` may have its probe; not again where one just said no."""
+        where, at = self._lost.get(other, (None, NEVER))
+        wait = self._backoff if other == SPECULATE else self.settings.backoff
+        return where != key or self._step - at >= wait
 
     def _switch(self, mode: str, verdict: Verdict) -> None:
         self.mode, self._streak, self._since = mode, 0, 0
@@ -205,17 +230,23 @@ class Controller:
         self._recent += 1.0
         self._recent_at = self._step
         self._settled_ms = self.spent_ms
-        # The margin protects from a wrong verdict, not from being told the same one twice.
-        if mode == PLAIN:
+        rules = self.settings
+        if mode == SPECULATE:
+            self._came_back_at = self._step
+        else:
             self._probed_at = self._step
-            self._backoff = self.settings.backoff
+            brief = self._step - self._came_back_at < rules.brief
+            self._backoff = min(self._backoff * 2, rules.longest) if brief else rules.backoff
         self._events.append(Event("switch", mode, verdict))
 
     def _maybe_probe(self, key: Key, verdict: Verdict) -> None:
         other = PLAIN if self.mode == SPECULATE else SPECULATE
-        if not self._wants_probe(other, key, verdict) or not self._affords(other, verdict):
-            return
+        if self._wants_probe(other, key, verdict) and self._affords(other, verdict):
+            self._probe(other, verdict)
+
+    def _probe(self, other: str, verdict: Verdict) -> None:
         self.probing, self._since, self._probed_at = other, 0, self._step
+        self._probe_key, self._probe_ms = verdict.key, []
         self.probes += 1
         if other == SPECULATE:
             self.kept_tokens.forget(0.25)
@@ -229,7 +260,7 @@ class Controller:
                 return False
             if self._step - self._probed_at < rules.backoff:
                 return False
-            age = self.cells.age(PLAIN, key, self._step)
+            age = self.cells.age_near(PLAIN, key, self._step)
             if verdict.decode_ms is None:
                 return True
             close = verdict.speedup is not None and verdict.speedup < rules.close

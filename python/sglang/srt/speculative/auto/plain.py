@@ -32,26 +32,38 @@ def plain_steps_of(request: Any) -> int:
     return int(getattr(request, STEPS, 0))
 
 
+Stub = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]
+
+
 class Stubs:
-    """Tensors that a result has to carry and nobody reads, made once."""
+    """Tensors that a result has to carry and nobody reads on the device, made once."""
 
     def __init__(self, topk: int, hidden: int | None, dtype: torch.dtype, device: torch.device | str) -> None:
         self._shape = (topk, hidden, dtype, device)
         self._size = 0
+        self._views: dict[int, Stub] = {}
 
-    def get(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Top-k scores, top-k ids, draft hidden states and accept lengths (ones) of ``size`` requests."""
+    def get(self, size: int) -> Stub:
+        """Top-k scores, top-k ids, draft hidden states and accept lengths (ones) of ``size`` requests.
+
+        Accept lengths are on the host, where they are read: upstream's copy of a result leaves them alone.
+        """
         if size > self._size:
             topk, hidden, dtype, device = self._shape
             self._size = max(size, 2 * self._size)
+            self._views.clear()
             self._scores = torch.zeros(self._size, topk, dtype=torch.float32, device=device)
             self._ids = torch.zeros(self._size, topk, dtype=torch.int64, device=device)
             self._hidden = (
                 torch.zeros(self._size, hidden, dtype=dtype, device=device) if hidden is not None else None
             )
-            self._ones = torch.ones(self._size, dtype=torch.int32, device=device)
-        kept = self._hidden[:size] if self._hidden is not None else None
-        return self._scores[:size], self._ids[:size], kept, self._ones[:size]
+            self._ones = torch.ones(self._size, dtype=torch.int32)
+        found = self._views.get(size)
+        if found is None:
+            kept = self._hidden[:size] if self._hidden is not None else None
+            found = self._scores[:size], self._ids[:size], kept, self._ones[:size]
+            self._views[size] = found
+        return found
 
 
 def step(worker: Any, runtime: Any, batch: Any, on_publish: Any) -> Any:

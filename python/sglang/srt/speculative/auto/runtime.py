@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from sglang.srt.speculative.auto.admission import PATH, BatchFacts, admit_batch
 from sglang.srt.speculative.auto.cells import PLAIN, SPECULATE
 from sglang.srt.speculative.auto.controller import Controller, Scripted
 from sglang.srt.speculative.auto.plain import Stubs
+from sglang.srt.speculative.auto.recent import CAUGHT_UP, CHANGED, PREFILLED, STEADY, Recent
 from sglang.srt.speculative.auto.rows import RowRing
 from sglang.srt.speculative.cycle_graph.contexts import as_draft
 
@@ -38,6 +40,25 @@ def make_controller() -> Controller | Scripted:
     return Scripted(int(every)) if every.isdigit() and int(every) > 0 else Controller()
 
 
+@dataclass
+class Begun:
+    """A step that was begun and not yet timed.
+
+    Attributes:
+        mode: of the step.
+        size: requests.
+        context: mean tokens of a request.
+        kind: see ``recent``.
+        at: when, in seconds.
+    """
+
+    mode: str
+    size: int
+    context: int
+    kind: str
+    at: float
+
+
 class Runtime:
     """Everything the switch keeps about one worker.
 
@@ -54,7 +75,10 @@ class Runtime:
     ) -> None:
         self.worker, self.ring, self.stubs, self.graphs = worker, ring, stubs, graphs
         self.controller = controller
-        self._last: tuple[str, int, int, float] | None = None
+        self.recent = Recent()
+        self._last: Begun | None = None
+        # The mode before, steps since it changed, and whether the step before this one wrote rows for the draft.
+        self._mode_before, self._unchanged, self._wrote = SPECULATE, 0, False
         self._draft_behind = False
         self._relayed: tuple[bool, bool] | None = None
         self.gave_up: str | None = None
@@ -64,7 +88,7 @@ class Runtime:
     def choose(self, batch: Any) -> str:
         """The mode of this step. Every rank gets the same answer."""
         size, context = len(batch.reqs), mean_context(batch)
-        self._tell_time(size, context)
+        self._tell_time(size)
         leads = self.controller.at_epoch()
         mode = self.controller.choose(size, context)
         if leads:
@@ -76,7 +100,7 @@ class Runtime:
         for event in self.controller.drain():
             self._report(event)
         counters.add("spec_auto_steps", mode=mode)
-        self._last = (mode, size, context, time.perf_counter())
+        self._last = Begun(mode, size, context, self._kind(mode), time.perf_counter())
         return mode
 
     def cut(self) -> None:
@@ -172,16 +196,31 @@ class Runtime:
                 for mode, key, samples in rules.cells
                 if samples.ms is not None
             ],
+            "recent": self.recent.summary(),
         }
 
     # Parts.
 
-    def _tell_time(self, size: int, context: int) -> None:
-        if self._last is None:
+    def _tell_time(self, size: int) -> None:
+        last = self._last
+        if last is None or last.size != size:
             return
-        mode, before, where, at = self._last
-        if before == size:
-            self.controller.took(mode, size, where, (time.perf_counter() - at) * 1e3)
+        ms = (time.perf_counter() - last.at) * 1e3
+        self.recent.add(last.mode, last.kind, ms)
+        # The first step behind a prefill is as long as what is left of that: no figure of its mode.
+        if last.kind != PREFILLED:
+            self.controller.took(last.mode, size, last.context, ms)
+
+    def _kind(self, mode: str) -> str:
+        """What the step that begins is, apart from its mode; rows written in it are noted by ``_write``."""
+        last, wrote, self._wrote = self._last, self._wrote, False
+        self._unchanged = self._unchanged + 1 if mode == self._mode_before else 0
+        self._mode_before = mode
+        if last is None:
+            return PREFILLED
+        if self._unchanged < 2:
+            return CHANGED
+        return CAUGHT_UP if wrote else STEADY
 
     def _agree(self, mode: str) -> str:
         """Rank 0's decision: times differ from rank to rank, and a rank that decodes alone would wait forever."""
@@ -210,6 +249,10 @@ class Runtime:
         with as_draft(self.worker.draft_worker):
             rows = catch_up.write_rows(self.worker.draft_worker, self.ring, self._table(), batch, owed)
         counters.add("spec_auto_caught_up_rows", rows)
+        counters.add("spec_auto_catch_ups")
+        self._wrote = True
+        if self._last is not None and self._last.kind == STEADY:
+            self._last.kind = CAUGHT_UP
         for request in batch.reqs:
             setattr(request, OWED, 0)
 
