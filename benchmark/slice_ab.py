@@ -32,8 +32,8 @@ from sglang.bench_verify.rows import Results, Row
 from sglang.bench_verify.slice import plan as plans
 from sglang.bench_verify.slice.derived import profile_row, statistics_cost
 from sglang.bench_verify.slice.engines import EngineError, EngineSpec, Fleet, SliceOptions, stock_topics
+from sglang.bench_verify.slice.profiled import profiles
 from sglang.bench_verify.slice.shapes import NAMED, rank_slice
-from sglang.bench_verify.slice.trace import TraceError, load, summarize
 
 # Upstream's EAGLE-3 needs 156 ms a cycle at 64k: few tokens there, and none beyond.
 SLOW_CONTEXT, SLOW_TOKENS = 32768, 16
@@ -135,33 +135,6 @@ def with_state(fleet: Fleet, rows: Sequence[Row]) -> list[Row]:
         counters |= {f"count.{name}": value for name, value in state.get("counters", {}).items()}
         counters |= {f"capture_s.{kind}": value for kind, value in state.get("graph_capture_s", {}).items()}
         found.append(dataclasses.replace(row, counters=counters))
-    return found
-
-
-def profiles(
-    fleet: Fleet, engines: Sequence[str], context: int, tokens: int, folder: Path
-) -> list[dict[str, Any]]:
-    """A profile of each of ``engines`` at one context."""
-    found = []
-    for name in engines:
-        engine = fleet.engines[name]
-        split = engine.spec.steps and "cycle-graph" in engine.spec.topics_off
-        graphs = 3 if split else 1
-        try:
-            trace = engine.profile(context, tokens, folder / name)
-            cycle = summarize(load(trace), graphs)
-        except (EngineError, TraceError, OSError) as error:
-            fleet.failures[f"profile of {name}"] = str(error)
-            continue
-        found.append({"engine": name, "context": context, **cycle.as_dict()})
-        print(
-            f"{name:24} {context:7} wall {cycle.wall_us:.0f} us, device busy {cycle.busy_us:.0f}, kernels "
-            f"{cycle.kernels:.0f}, outside graphs {cycle.launches_outside_graphs:.1f}, copies {cycle.copies:.1f}, "
-            f"syncs {cycle.syncs:.1f}, graph launch {cycle.graph_launch_us:.0f} us",
-            flush=True,
-        )
-        for kernel, (us, calls) in list(cycle.kernels_by_time.items())[:8]:
-            print(f"    {us:8.1f} us {calls:6.1f} x  {kernel}", flush=True)
     return found
 
 

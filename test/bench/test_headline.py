@@ -137,3 +137,23 @@ def test_draft_lengths_are_a_series_of_their_own(tmp_path: Path) -> None:
     # 1 + 0.64 kept at 2.4 ms, 2.0 at 2.9, 2.31 at 4.0, against one token in 2.0.
     line = "| h200 | 1k | 4 | 2 | 2.4 (1.20x) | 2.9 (1.45x) | - | 4 (2.00x) | 2 (1.38x) |"
     assert line in tables.draft_length_table(figures)
+
+
+def test_the_switch_has_a_table_by_engine(tmp_path: Path) -> None:
+    results = Results([Environment()])
+    for context, plain in ((16384, 2.0), (1024, 1.6)):
+        for engine, ms in (("decode", plain), ("auto-1.0", 1.05 * plain), ("auto-2.5", 0.5 * plain)):
+            if (context, engine) == (1024, "auto-2.5"):
+                continue
+            case = {"context": context, "batch": 2, "draft_tokens": 3, "engine": engine}
+            metrics = {"token_ms": Metric(ms, "ms")}
+            if engine != "decode":
+                metrics["over_plain_decode"] = Metric(ms / plain, "ratio")
+            results.add(Row("speculative_auto", "h200", "fork", case, metrics))
+    results.save(tmp_path / "rows.json")
+    headline.write(tmp_path)
+    lines = tables.auto_table(headline.load(tmp_path)).splitlines()
+    assert lines[2:] == [
+        "| h200 | 1k | 2 | 1.6 | 1.68 (1.05x) | - |",
+        "| h200 | 16k | 2 | 2 | 2.1 (1.05x) | 1 (0.5x) |",
+    ]

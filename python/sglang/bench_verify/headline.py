@@ -128,6 +128,12 @@ RULES = (
         "accept_length",
         lower_is_better=False,
     ),
+    Rule("{machine}.auto.token_ms.{context}.b{batch}.{engine}", "speculative_auto", "token_ms"),
+    Rule(
+        "{machine}.auto.over_plain_decode.{context}.b{batch}.{engine}",
+        "speculative_auto",
+        "over_plain_decode",
+    ),
     Rule("{machine}.stats.overhead_percent.{context}", "stats_cost", "overhead_percent"),
     Rule("{machine}.stats.overhead_us.{context}", "stats_cost", "overhead_us"),
 )

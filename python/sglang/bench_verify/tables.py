@@ -152,6 +152,26 @@ def accept_length_table(headline: Headline) -> str:
     return _table(["draft tokens", "accept length"], rows)
 
 
+def auto_table(headline: Headline) -> str:
+    """What a token costs with the switch on, where speculation loses and where it wins, beside plain decode."""
+    rows = []
+    part = ".auto.token_ms."
+    places = {name.partition(".decode")[0] for name in headline if part in name and name.endswith(".decode")}
+    for name in sorted(places, key=_by_number):
+        machine, _, place = name.partition(part)
+        context, _, batch = place.rpartition(".b")
+        cells = []
+        for engine in ("auto-1.0", "auto-2.5"):
+            token = headline.get(f"{name}.{engine}")
+            over = headline.get(f"{machine}.auto.over_plain_decode.{place}.{engine}")
+            cells.append(f"{_cell(token, 'value')} ({_cell(over, 'value')}x)" if token else "-")
+        rows.append([machine, context, batch, _cell(headline.get(f"{name}.decode"), "value"), *cells])
+    return _table(
+        ["machine", "context", "batch", "plain decode, ms a token", "switch, 1.0 kept (over plain decode)", "switch, 2.5 kept"],
+        rows,
+    )  # fmt: skip
+
+
 def nonfinite_table(headline: Headline) -> str:
     """What the look for NaN costs a step."""
     rows = []
@@ -173,6 +193,7 @@ TABLES: dict[str, Callable[[Headline], str]] = {
     "draft-lengths": draft_length_table,
     "accept-lengths": accept_length_table,
     "nonfinite": nonfinite_table,
+    "speculative-auto": auto_table,
 }
 
 

@@ -116,10 +116,18 @@ class Engine:
         """Wait until the engine serves. Raises EngineError with its last output."""
         self.startup_s = float(self._receive(self._options.start_limit_s)["startup_s"])
 
-    def measure(self, context: int, batch: int = 1, tokens: int = 128, seed: int = 0) -> dict[str, Any]:
+    def measure(
+        self, context: int, batch: int = 1, tokens: int = 128, seed: int = 0, watch: bool = False
+    ) -> dict[str, Any]:
         """See ``host.measure``."""
         request = {"op": "measure", "context": context, "batch": batch, "tokens": tokens, "seed": seed}
-        return self._ask(request)
+        return self._ask({**request, "watch": True} if watch else request)
+
+    def generate(self, context: int, batch: int, tokens: int, seed: int = 0) -> list[int]:
+        """Run one batch, untimed; the tokens that each request got."""
+        request = {"op": "generate", "context": context, "batch": batch, "tokens": tokens, "seed": seed}
+        found: list[int] = self._ask(request)["completion_tokens"]
+        return found
 
     def profile(self, context: int, tokens: int, folder: str | Path, seed: int = 0) -> Path:
         """Profile one request; the trace file (see ``trace.summarize``)."""

@@ -3,8 +3,9 @@
 Started by ``engines.Fleet``, once a variant: switches of the fork, simulated acceptance and the router's
 noise are read from the environment when modules are imported, so variants cannot share a process.
 
-Requests: ``{"op": "measure", "context": C, "batch": B, "tokens": N, "seed": S}``, ``{"op": "state"}``,
-``{"op": "profile", "context": C, "tokens": N, "folder": F, "seed": S}`` and ``{"op": "stop"}``.
+Requests: ``{"op": "measure", "context": C, "batch": B, "tokens": N, "seed": S}`` (with ``"watch": true`` the state
+before and after the timed tokens comes along), ``{"op": "generate", "context": C, "batch": B, "tokens": N, "seed": S}``,
+``{"op": "state"}``, ``{"op": "profile", "context": C, "tokens": N, "folder": F, "seed": S}`` and ``{"op": "stop"}``.
 Every answer is one line that starts with ``MARK``; other output of the engine is not an answer.
 """
 
@@ -24,23 +25,25 @@ MARK = "@bench_verify "
 LEAD = 8
 
 
-def measure(engine: Any, context: int, batch: int, tokens: int, seed: int, vocabulary: int) -> dict[str, Any]:
+def measure(
+    engine: Any, context: int, batch: int, tokens: int, seed: int, vocabulary: int, watch: bool = False
+) -> dict[str, Any]:
     """Milliseconds of a token and of a cycle at one context.
 
     The same prompts are run for ``LEAD`` and for ``LEAD + tokens`` tokens; the difference is decode only.
     The prompt is in the prefix cache after its first run, so neither of the two pays for a prefill.
+    ``watch`` adds ``states``: the scheduler's statistics right before and right after the longer run.
     """
-    rng = random.Random(seed)
-    prompts = [[rng.randrange(10, vocabulary - 10) for _ in range(context)] for _ in range(batch)]
+    prompts = _prompts(context, batch, seed, vocabulary)
     marks = []
+    states = []
     # The first call fills the prefix cache, the second compiles what a cached prefix needs; neither is used.
     for count in (2, LEAD, LEAD, LEAD + tokens):
+        if watch and count > LEAD:
+            states.append(state(engine))
         begin = time.perf_counter()
-        outputs = engine.generate(
-            input_ids=prompts, sampling_params={"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
-        )
+        infos = _run(engine, prompts, count)
         seconds = time.perf_counter() - begin
-        infos = [output["meta_info"] for output in outputs]
         cycles = max(int(info.get("spec_verify_ct") or info["completion_tokens"]) for info in infos)
         marks.append((seconds, cycles, infos))
     short, long = marks[-2], marks[-1]
@@ -50,6 +53,8 @@ def measure(engine: Any, context: int, batch: int, tokens: int, seed: int, vocab
             f"{LEAD + tokens} tokens in {long[0]:.3f} s, {LEAD} in {short[0]:.3f} s: disturbed"
         )
     infos = long[2]
+    if watch:
+        states.append(state(engine))
     return {
         "ms_per_token": elapsed / tokens,
         "ms_per_cycle": elapsed / max(1, long[1] - short[1]),
@@ -57,7 +62,29 @@ def measure(engine: Any, context: int, batch: int, tokens: int, seed: int, vocab
         "kept_length": _mean(infos, "spec_kept_length"),
         "cached_tokens": int(infos[0].get("cached_tokens") or 0),
         "prefill_s": marks[0][0],
+        **({"states": states} if watch else {}),
     }
+
+
+def generate(
+    engine: Any, context: int, batch: int, tokens: int, seed: int, vocabulary: int
+) -> dict[str, Any]:
+    """Run one batch and time nothing: ``completion_tokens`` of each request."""
+    infos = _run(engine, _prompts(context, batch, seed, vocabulary), tokens)
+    return {"completion_tokens": [int(info["completion_tokens"]) for info in infos]}
+
+
+def _prompts(context: int, batch: int, seed: int, vocabulary: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(10, vocabulary - 10) for _ in range(context)] for _ in range(batch)]
+
+
+def _run(engine: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[dict[str, Any]]:
+    """Greedy answers of exactly ``tokens`` tokens; ``meta_info`` of each request."""
+    outputs = engine.generate(
+        input_ids=prompts, sampling_params={"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    )
+    return [output["meta_info"] for output in outputs]
 
 
 def _phases(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -100,10 +127,12 @@ def profile(
 
 
 def state(engine: Any) -> dict[str, Any]:
-    """What the scheduler says about itself: topics, fallbacks, counters, graph capture times, ranks."""
+    """What the scheduler says about itself: topics, fallbacks, counters, graph capture times, ranks, the switch."""
     info = engine.get_server_info()
     states = info.get("internal_states") or [{}]
     found: dict[str, Any] = dict(states[0].get("spec_stats") or {})
+    if "speculative_auto" in states[0]:
+        found["speculative_auto"] = states[0]["speculative_auto"]
     return found
 
 
@@ -126,6 +155,8 @@ def main() -> int:
                     result = state(engine)
                 elif operation == "profile":
                     result = profile(engine, vocabulary=vocabulary, **request)
+                elif operation == "generate":
+                    result = generate(engine, vocabulary=vocabulary, **request)
                 else:
                     result = measure(engine, vocabulary=vocabulary, **request)
                 _answer({"ok": True, "result": result})
