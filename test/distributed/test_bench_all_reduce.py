@@ -163,6 +163,8 @@ def test_a_whole_run_writes_rows_and_a_table(tmp_path: Path) -> None:
     assert "preflight  passed" in done.stdout
     results = Results.load(tmp_path / "rows.json")
     assert {row.case["method"] for row in results.rows} == {"one-shot", "two-stage", "gloo"}
-    assert all(row.metrics["us"].value > 0 and len(row.metrics["us"].samples) == 2 for row in results.rows)
+    # Two passes of two repeats.
+    assert all(row.metrics["us"].value > 0 and len(row.metrics["us"].samples) == 4 for row in results.rows)
+    assert all("us_pass_2" in row.metrics and "us_between" not in row.metrics for row in results.rows)
     table = table_file.load(tmp_path / "table.json")
     assert (table.key.link, table.key.ranks, len(table.points)) == ("cpu", 2, 4)

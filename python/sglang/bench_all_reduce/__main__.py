@@ -40,6 +40,14 @@ def parser() -> argparse.ArgumentParser:
         "--repeats", type=int, default=5, help="figures of each message; the median is reported"
     )
     made.add_argument("--steps", type=int, default=50, help="reductions of one graph")
+    made.add_argument(
+        "--passes",
+        type=int,
+        default=2,
+        choices=range(1, 10),
+        metavar="N",
+        help="rounds over all methods, every second one in reverse: an effect of the order shows (default: 2)",
+    )
     made.add_argument("--limit-s", type=float, default=600.0, help="longest run; ranks are ended after it")
     made.add_argument("--machine", default="", help="short name of the machine for the rows")
     made.add_argument("--json", type=Path, help="write rows to this file")
@@ -112,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             address=launch.free_address(),
             folder=Path(folder),
             machine=machine,
+            passes=args.passes,
         )
         try:
             result = launch.run(job, args.limit_s, verbose=not args.quiet)

@@ -1,13 +1,22 @@
-"""Microseconds of one step: CUDA graph replays between events on a GPU, a wall clock on a processor."""
+"""Microseconds of one step: CUDA graph replays between events on a GPU, a wall clock on a processor.
+
+Two figures on a GPU. ``chain``: reduction behind reduction, nothing else. ``between``: what a reduction adds to a
+graph in which a tiny kernel follows each of them, that is the time of such a graph less that of the tiny kernels
+alone. No model reduces twice in a row, so the second one is what a server pays; where a method leaves more than
+kernels in a graph (NCCL records an event after each launch, which the next launch waits for), the two differ.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sglang.bench_all_reduce.methods import Method, Step
+from sglang.bench_all_reduce import graph_nodes
+from sglang.bench_all_reduce.methods import Method
 
 #: Reductions in one graph: a layer has two, a model a hundred; their launch costs are those of a graph node.
 STEPS = 50
@@ -15,10 +24,25 @@ STEPS = 50
 REPLAYS = 10
 
 
+@dataclass
+class Figures:
+    """Of one method and message.
+
+    Attributes:
+        chain: us a step, one figure a repeat.
+        between: us that a step adds among other kernels; empty on a processor.
+        nodes: nodes of the chain's graph by kind, of all its steps; empty where they cannot be counted.
+    """
+
+    chain: list[float]
+    between: list[float] = field(default_factory=list)
+    nodes: dict[str, int] = field(default_factory=dict)
+
+
 def samples(
     method: Method, x: torch.Tensor, repeats: int, barrier: Callable[[], None], steps: int = STEPS
-) -> list[float]:
-    """``repeats`` figures in microseconds a step, measured on this rank. Collective.
+) -> Figures:
+    """Figures measured on this rank. Collective.
 
     Args:
         method: what to measure; not a missing one.
@@ -29,7 +53,7 @@ def samples(
     """
     step = method.prepare(x)
     if x.device.type == "cuda":
-        return _graph(method, step, x, repeats, barrier, steps)
+        return _graphs(method, lambda: step(x), x.device, repeats, barrier, steps)
     step(x)
     found = []
     for _ in range(repeats):
@@ -38,20 +62,62 @@ def samples(
         for _ in range(steps):
             step(x)
         found.append((time.perf_counter() - start) * 1e6 / steps)
-    return found
+    return Figures(found)
 
 
-def _graph(
-    method: Method, step: Step, x: torch.Tensor, repeats: int, barrier: Callable[[], None], steps: int
-) -> list[float]:
+def _graphs(
+    method: Method,
+    step: Callable[[], None],
+    device: torch.device,
+    repeats: int,
+    barrier: Callable[[], None],
+    steps: int,
+) -> Figures:
+    pad = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def tiny() -> None:
+        pad.add_(1)
+
+    def spaced() -> None:
+        step()
+        tiny()
+
     with method.session():
         for _ in range(2):
-            step(x)
+            spaced()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(steps):
-                step(x)
+        chain, between, alone = (_captured(work, steps) for work in (step, spaced, tiny))
+        nodes = _nodes(step, steps)
+    figures = [_replayed(graph, repeats, barrier, steps) for graph in (chain, between, alone)]
+    return Figures(figures[0], added(figures[1], figures[2]), nodes)
+
+
+def added(with_step: list[float], without: list[float]) -> list[float]:
+    """What a step adds: each figure of the graph that has it less the median of the one that has not."""
+    rest = statistics.median(without)
+    return [figure - rest for figure in with_step]
+
+
+def _captured(work: Callable[[], None], steps: int) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            work()
+    return graph
+
+
+def _nodes(step: Callable[[], None], steps: int) -> dict[str, int]:
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            step()
+    try:
+        return graph_nodes.count(int(graph.raw_cuda_graph()))
+    except (AttributeError, OSError, RuntimeError):
+        return {}  # an explanation of a figure, not a figure
+
+
+def _replayed(graph: Any, repeats: int, barrier: Callable[[], None], steps: int) -> list[float]:
     barrier()
     graph.replay()
     torch.cuda.synchronize()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from sglang.srt.distributed.one_shot import settings
 from sglang.srt.distributed.one_shot.kernels import OneShotKernels
 from sglang.srt.distributed.one_shot.patterns import rms_reference
 from sglang.srt.distributed.one_shot.policy import FUSED, ONE_SHOT, PLAIN, TWO_STAGE
@@ -20,6 +21,8 @@ from sglang.srt.distributed.one_shot.protocol import Variant
 #: Upstream's ways; in the table they become ``stock``.
 NCCL, CUSTOM, GLOO = "nccl", "custom", "gloo"
 EPS = 1e-6
+#: One-shot with programmatic dependent launch, whatever the setting says; the row beside it is without.
+ONE_SHOT_PDL = "one-shot-pdl"
 #: Captured launches of a bench belong to the workspace of target graphs.
 WORKSPACE = "target"
 
@@ -31,7 +34,7 @@ class Method:
     """One way to reduce.
 
     Attributes:
-        name: ``one-shot``, ``two-stage``, ``nccl``, ``custom`` or ``gloo``.
+        name: ``one-shot``, ``one-shot-pdl``, ``two-stage``, ``nccl``, ``custom`` or ``gloo``.
         kind: ``plain`` or ``fused`` (for upstream's: reduction, add and norm as separate kernels).
         variant: ``fork`` or ``upstream``.
         prepare: makes the step for tensors of one shape.
@@ -53,25 +56,39 @@ def norm_operands(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ours(kernels: OneShotKernels | None, missing: str, workspace: str = WORKSPACE) -> list[Method]:
-    """The four ways of this fork."""
+    """The ways of this fork; with dependent launch only where kernels are launched (not over simulated peers)."""
+    ways = [(ONE_SHOT, Variant.ONE_SHOT, False), (TWO_STAGE, Variant.TWO_STAGE, settings.dependent_launch())]
+    if hasattr(kernels, "dependent_launch"):
+        ways.insert(1, (ONE_SHOT_PDL, Variant.ONE_SHOT, True))
     found = []
-    for name, variant in ((ONE_SHOT, Variant.ONE_SHOT), (TWO_STAGE, Variant.TWO_STAGE)):
+    for name, variant, dependent in ways:
         for kind in (PLAIN, FUSED):
             if kernels is None:
                 found.append(Method(name, kind, "fork", missing=missing))
                 continue
-            prepare = (
-                _plain(kernels, variant, workspace) if kind == PLAIN else _fused(kernels, variant, workspace)
-            )
-            found.append(Method(name, kind, "fork", prepare))
+            make = _plain if kind == PLAIN else _fused
+            found.append(Method(name, kind, "fork", make(kernels, variant, workspace, dependent)))
     return found
 
 
-def _plain(kernels: OneShotKernels, variant: Variant, workspace: str) -> Callable[[torch.Tensor], Step]:
+def table_name(method: str) -> str:
+    """The measured way that stands for a way of the table: a server launches as the setting says."""
+    return ONE_SHOT_PDL if method == ONE_SHOT and settings.dependent_launch() else method
+
+
+def _launch_as(kernels: Any, dependent: bool) -> None:
+    if hasattr(kernels, "dependent_launch"):
+        kernels.dependent_launch = dependent
+
+
+def _plain(
+    kernels: OneShotKernels, variant: Variant, workspace: str, dependent: bool
+) -> Callable[[torch.Tensor], Step]:
     def prepare(x: torch.Tensor) -> Step:
         out = torch.empty_like(x)
 
         def step(message: torch.Tensor) -> None:
+            _launch_as(kernels, dependent)
             kernels.all_reduce(message, out=out, workspace=workspace, variant=variant)
 
         return step
@@ -79,12 +96,15 @@ def _plain(kernels: OneShotKernels, variant: Variant, workspace: str) -> Callabl
     return prepare
 
 
-def _fused(kernels: OneShotKernels, variant: Variant, workspace: str) -> Callable[[torch.Tensor], Step]:
+def _fused(
+    kernels: OneShotKernels, variant: Variant, workspace: str, dependent: bool
+) -> Callable[[torch.Tensor], Step]:
     def prepare(x: torch.Tensor) -> Step:
         residual, weight = norm_operands(x)
         out, kept = torch.empty_like(x), torch.empty_like(x)
 
         def step(message: torch.Tensor) -> None:
+            _launch_as(kernels, dependent)
             kernels.all_reduce_rms_norm(
                 message,
                 residual,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from sglang.bench_all_reduce.methods import CUSTOM, GLOO, NCCL
-from sglang.bench_all_reduce.worker import Job, Result
+from collections.abc import Mapping, Sequence
+
+from sglang.bench_all_reduce.methods import CUSTOM, GLOO, NCCL, table_name
+from sglang.bench_all_reduce.worker import Case, Job, Result
 from sglang.bench_verify.rows import Metric, Row
 from sglang.srt.distributed.one_shot.policy import (
     FUSED,
@@ -16,6 +18,8 @@ from sglang.srt.distributed.one_shot.policy import (
     from_measurements,
 )
 
+#: A figure that a second pass, in the other order, does not repeat this well is named.
+ORDER = 1.05
 _NAMES = {PLAIN: "sum", FUSED: "sum + add + norm"}
 
 
@@ -28,6 +32,8 @@ def key_of(job: Job, result: Result) -> Key:
 def table_of(job: Job, result: Result, taken: str) -> Table:
     """The table of a run. ``stock`` is what upstream would use: its custom all-reduce where it runs, else NCCL.
 
+    What a reduction adds among other kernels decides, where that was measured: no model reduces twice in a row.
+
     Raises:
         ValueError: nothing of upstream's was measured, so that there is nothing to compare with.
     """
@@ -35,9 +41,9 @@ def table_of(job: Job, result: Result, taken: str) -> Table:
     for kind in (PLAIN, FUSED):
         for rows in job.rows:
             us = {
-                name: Metric.of(result.figures[name, kind, rows], "us").value
+                name: Metric.of(_deciding(result, (table_name(name), kind, rows)), "us").value
                 for name in (*OURS, CUSTOM, NCCL, GLOO)
-                if (name, kind, rows) in result.figures
+                if (table_name(name), kind, rows) in result.figures
             }
             stock = next((us[name] for name in (CUSTOM, NCCL, GLOO) if name in us), None)
             if stock is None:
@@ -48,12 +54,38 @@ def table_of(job: Job, result: Result, taken: str) -> Table:
     return from_measurements(key_of(job, result), points, f"measured here {taken}")
 
 
+def _deciding(result: Result, case: Case) -> list[float]:
+    """Microseconds by which a method is chosen; noise below nothing is no figure."""
+    between = result.between.get(case, [])
+    return between if between and Metric.of(between, "us").value > 0 else result.figures[case]
+
+
+def _passes(result: Result, case: Case) -> list[float]:
+    """The median of each pass over all methods, in the order measured."""
+    samples = result.figures[case]
+    size = max(1, len(samples) // max(1, result.passes))
+    return [Metric.of(samples[at : at + size], "us").value for at in range(0, len(samples), size)]
+
+
+def _metrics(result: Result, case: Case) -> dict[str, Metric]:
+    if case not in result.figures:
+        return {}
+    found = {"us": Metric.of(result.figures[case], "us")}
+    if case in result.between:
+        found["us_between"] = Metric.of(result.between[case], "us")
+    if result.passes > 1:
+        found |= {
+            f"us_pass_{number}": Metric(value, "us")
+            for number, value in enumerate(_passes(result, case), start=1)
+        }
+    return found
+
+
 def rows_of(job: Job, result: Result, machine: str, started: str) -> list[Row]:
     """One row a method and message, in the repository's format; a missing figure is a row with its reason."""
     key = key_of(job, result)
     found = []
     for method, kind, rows in [*result.figures, *result.missing]:
-        samples = result.figures.get((method, kind, rows))
         found.append(
             Row(
                 bench="all_reduce",
@@ -68,7 +100,11 @@ def rows_of(job: Job, result: Result, machine: str, started: str) -> list[Row]:
                     "hidden": job.hidden,
                     "dtype": str(job.dtype).removeprefix("torch."),
                 },
-                metrics={"us": Metric.of(samples, "us")} if samples else {},
+                metrics=_metrics(result, (method, kind, rows)),
+                counters={
+                    f"{name} nodes a step": each
+                    for name, each in result.nodes.get((method, kind, rows), {}).items()
+                },
                 started=started,
                 note=result.missing.get((method, kind, rows), ""),
             )
@@ -77,17 +113,62 @@ def rows_of(job: Job, result: Result, machine: str, started: str) -> list[Row]:
 
 
 def text(job: Job, result: Result) -> str:
-    """The figures as lines: one table for each kind, microseconds, a dash for what is missing."""
+    """The figures as lines: tables by kind, microseconds, a dash for what is missing; then what explains them."""
     lines = []
     for kind in (PLAIN, FUSED):
-        names = [name for name, of in result.variants if of == kind]
-        lines.append(f"\n{_NAMES[kind]}, us ({len(job.devices)} ranks, hidden {job.hidden})")
-        lines.append("".join(f"{word:>12}" for word in ("rows", "bytes", *names)))
-        for rows in job.rows:
-            cells = [str(rows), str(rows * job.hidden * job.dtype.itemsize)]
-            for name in names:
-                samples = result.figures.get((name, kind, rows))
-                cells.append(f"{Metric.of(samples, 'us').value:.1f}" if samples else "-")
-            lines.append("".join(f"{cell:>12}" for cell in cells))
+        ways = (("one behind the other", result.figures), ("among other kernels", result.between))
+        for words, figures in ways:
+            if words == ways[0][0] or any(case[1] == kind for case in figures):
+                lines += _grid(job, result, kind, words, figures)
+    return "\n".join([*lines, *_order(result), *_graphs(result), *_missing(result)])
+
+
+def _grid(
+    job: Job, result: Result, kind: str, words: str, figures: Mapping[Case, Sequence[float]]
+) -> list[str]:
+    names = [name for name, of in result.variants if of == kind]
+    lines = [
+        f"\n{_NAMES[kind]}, {words}, us ({len(job.devices)} ranks, hidden {job.hidden})",
+        "".join(f"{word:>14}" for word in ("rows", "bytes", *names)),
+    ]
+    for rows in job.rows:
+        cells = [str(rows), str(rows * job.hidden * job.dtype.itemsize)]
+        for name in names:
+            samples = figures.get((name, kind, rows))
+            cells.append(f"{Metric.of(samples, 'us').value:.2f}" if samples else "-")
+        lines.append("".join(f"{cell:>14}" for cell in cells))
+    return lines
+
+
+def _order(result: Result) -> list[str]:
+    """Cases whose figure depends on when they were measured."""
+    if result.passes < 2:
+        return []
+    found = []
+    for case in result.figures:
+        medians = _passes(result, case)
+        if min(medians) > 0 and max(medians) > ORDER * min(medians):
+            words = ", ".join(f"{value:.2f}" for value in medians)
+            found.append(
+                f"  {case[0]} {_NAMES[case[1]]}, {case[2]} rows: {words} us in passes of opposite order"
+            )
+    return (
+        ["", "depends on the order:", *found] if found else ["", "no figure depends on the order of methods"]
+    )
+
+
+def _graphs(result: Result) -> list[str]:
+    """What a step leaves in a graph, of the smallest message of each method."""
+    first: dict[tuple[str, str], dict[str, float]] = {}
+    for (name, kind, _), nodes in result.nodes.items():
+        first.setdefault((name, kind), nodes)
+    lines = [
+        f"  {name} {_NAMES[kind]}: {', '.join(f'{number:.2f} {each}' for each, number in sorted(nodes.items()))}"
+        for (name, kind), nodes in first.items()
+    ]
+    return ["", "graph nodes a step:", *lines] if lines else []
+
+
+def _missing(result: Result) -> list[str]:
     reasons = sorted({f"{name} {_NAMES[kind]}: {why}" for (name, kind, _), why in result.missing.items()})
-    return "\n".join([*lines, *(["", "missing:"] if reasons else []), *(f"  {reason}" for reason in reasons)])
+    return ["", "missing:", *(f"  {reason}" for reason in reasons)] if reasons else []

@@ -50,12 +50,15 @@ def world(context: Context) -> str:
 
 
 def cpu_group(context: Context) -> str:
-    """GroupCoordinator.__init__: a gloo group beside every NCCL group, and a barrier on it."""
+    """GroupCoordinator.__init__: a gloo group beside every NCCL group, and a barrier on it. It is upstream's group of
+    all ranks, which its custom all-reduce asks for."""
     import torch.distributed as dist
+    from sglang.bench_all_reduce import upstream
 
-    context.made["gloo"] = dist.new_group(list(range(context.size)), backend="gloo")
+    group = upstream.as_a_server(context.rank, context.size, context.rank, context.address, "nccl")
+    context.made["gloo"] = group.cpu_group
     dist.barrier(group=context.made["gloo"])
-    return "gloo"
+    return "upstream's group of all ranks"
 
 
 def pynccl(context: Context) -> str:

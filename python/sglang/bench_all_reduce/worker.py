@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from sglang.bench_all_reduce import measure, methods
+from sglang.bench_all_reduce import measure, methods, upstream
 from sglang.bench_all_reduce.methods import CUSTOM, GLOO, NCCL, Method
 from sglang.srt.distributed.one_shot import cures, preflight
 from sglang.srt.distributed.one_shot.attach import explain
@@ -32,6 +31,7 @@ class Job:
         address: where the ranks meet.
         folder: for the simulated peers of a processor.
         machine: facts, for the cure of a failed preflight.
+        passes: rounds over all methods, every second one in reverse, so that an effect of the order shows.
     """
 
     devices: tuple[int, ...]
@@ -44,14 +44,32 @@ class Job:
     address: str
     folder: Path
     machine: Topology
+    passes: int = 1
+
+
+Case = tuple[str, str, int]
 
 
 @dataclass
 class Result:
-    """What rank 0 reports: figures by (method, kind, rows), why the others are missing, and facts of this run."""
+    """What rank 0 reports, by (method, kind, rows).
 
-    figures: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
-    missing: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    Attributes:
+        figures: us of a step in a chain of reductions, of all passes; each of the slowest rank.
+        between: us that a step adds among other kernels, likewise; none on a processor.
+        passes: how many of the figures each pass has.
+        nodes: graph nodes of a step by kind, an average over a graph's steps.
+        missing: why there are no figures.
+        variants: fork or upstream, by (method, kind).
+        facts: of this run.
+        gpu: name.
+    """
+
+    figures: dict[Case, list[float]] = field(default_factory=dict)
+    between: dict[Case, list[float]] = field(default_factory=dict)
+    passes: int = 1
+    nodes: dict[Case, dict[str, float]] = field(default_factory=dict)
+    missing: dict[Case, str] = field(default_factory=dict)
     variants: dict[tuple[str, str], str] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
     gpu: str = ""
@@ -76,22 +94,33 @@ def work(rank: int, job: Job, report: Callable[[str, Result], None]) -> Result:
     exchange = Exchange(dist.distributed_c10d._get_default_store(), rank, size, "bench")
     result = Result(gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
     kernels, missing = _kernels(job, rank, device, exchange, result)
-    found = methods.ours(kernels, missing) + _stock(job, rank, device)
-    for method in found:
-        result.variants[method.name, method.kind] = method.variant
-        for rows in job.rows:
-            key = (method.name, method.kind, rows)
-            why = method.missing or _outside(method, rows, job, size)
-            if why:
-                result.missing[key] = why
-                continue
-            report(f"{method.name} {method.kind}, {rows} rows", result)
-            x = torch.zeros(rows, job.hidden, dtype=job.dtype, device=device)
-            mine = measure.samples(method, x, job.repeats, dist.barrier, job.steps)
-            # A reduction is done when its slowest rank is.
-            everyone = exchange.require(f"{key}", mine, 300.0)
-            result.figures[key] = [max(column) for column in zip(*everyone, strict=True)]
+    found = methods.ours(kernels, missing) + _stock(job, rank, device, exchange)
+    result.variants = {(method.name, method.kind): method.variant for method in found}
+    for turn in range(job.passes):
+        for method in found[:: -1 if turn % 2 else 1]:
+            for rows in job.rows:
+                key = (method.name, method.kind, rows)
+                why = method.missing or _outside(method, rows, job, size)
+                if why:
+                    result.missing[key] = why
+                    continue
+                report(f"pass {turn + 1}: {method.name} {method.kind}, {rows} rows", result)
+                x = torch.zeros(rows, job.hidden, dtype=job.dtype, device=device)
+                mine = measure.samples(method, x, job.repeats, dist.barrier, job.steps)
+                everyone = exchange.require(f"{key} {turn}", [mine.chain, mine.between], 300.0)
+                _keep(result, key, everyone, {kind: n / job.steps for kind, n in mine.nodes.items()})
+        result.passes = turn + 1
     return result
+
+
+def _keep(result: Result, key: Case, everyone: list[list[list[float]]], nodes: dict[str, float]) -> None:
+    """Add one pass. A reduction is done when its slowest rank is."""
+    for kept, ranks in zip((result.figures, result.between), zip(*everyone, strict=True), strict=True):
+        slowest = [max(column) for column in zip(*ranks, strict=True)]
+        if slowest:
+            kept[key] = [*kept.get(key, []), *slowest]
+    if nodes:
+        result.nodes[key] = nodes
 
 
 def _outside(method: Method, rows: int, job: Job, size: int) -> str:
@@ -136,39 +165,24 @@ def _open(job: Job, rank: int, device: torch.device) -> OneShotKernels:
     return SimulatedKernels(Fabric(len(job.devices), WORKSPACES, job.folder / "fabric"), rank)
 
 
-def _stock(job: Job, rank: int, device: torch.device) -> list[Method]:
+def _stock(job: Job, rank: int, device: torch.device, exchange: Exchange) -> list[Method]:
     if device.type == "cpu":
         return methods.stock(GLOO, _gloo)
     if len(set(job.devices)) < len(job.devices):
         why = "several ranks on one GPU"
         return methods.absent(NCCL, why) + methods.absent(CUSTOM, why)
-    plain = _coordinator(job, rank, custom=False)
+    size, local_rank = len(job.devices), job.devices[rank]
+    upstream.as_a_server(rank, size, local_rank, job.address, "nccl")
+    plain, _ = upstream.coordinator(size, local_rank, "nccl", custom=False)
     found = methods.stock(NCCL, plain.all_reduce, plain.graph_capture)
-    group = _coordinator(job, rank, custom=True)
-    if group.ca_comm is None or group.ca_comm.disabled:
-        return found + methods.absent(CUSTOM, "upstream's custom all-reduce refuses this machine")
+    group, refused = upstream.coordinator(size, local_rank, "nccl", custom=True)
+    # One rank without it would leave the others waiting.
+    refusals = [text for text in exchange.require("custom", refused or "-", 600.0) if text != "-"]
+    if refusals:
+        return found + methods.absent(CUSTOM, refusals[0])
     return found + methods.stock(CUSTOM, group.all_reduce, group.graph_capture)
 
 
 def _gloo(x: torch.Tensor) -> torch.Tensor:
     dist.all_reduce(x)
     return x
-
-
-def _coordinator(job: Job, rank: int, custom: bool) -> Any:
-    """Upstream's own group; its name keeps our hooks from taking it over."""
-    from sglang.srt.distributed.parallel_state import GroupCoordinator
-
-    return GroupCoordinator(
-        group_ranks=[list(range(len(job.devices)))],
-        local_rank=job.devices[rank],
-        torch_distributed_backend="nccl",
-        use_pynccl=True,
-        use_pymscclpp=False,
-        use_custom_allreduce=custom,
-        use_torch_symm_mem_all_reduce=False,
-        use_hpu_communicator=False,
-        use_xpu_communicator=False,
-        use_npu_communicator=False,
-        group_name="bench_custom" if custom else "bench_nccl",
-    )
