@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sglang.bench_all_reduce import start_probe
-from sglang.srt.distributed.one_shot import policy, start_places, table_file
+from sglang.srt.distributed.one_shot import fusion_build, policy, start_places, table_file
 from sglang.verify_doctor.contributed import all_reduce
 from sglang.verify_doctor.facts import document
 
@@ -116,7 +116,7 @@ def test_the_start_that_stood_still() -> None:
     assert all_reduce.start(machine, "gpu") == []
     machine["host"]["cpu"]["features"].append("hypervisor")
     (found,) = all_reduce.start(machine, "gpu")
-    assert "cause not established" in found.found and "start_probe" in found.found
+    assert "enough of a cause and not proven" in found.found and "start_probe" in found.found
     assert all_reduce.start(facts(PCIE), "gpu") == []
 
 
@@ -156,3 +156,77 @@ def test_facts_are_json_and_the_doctor_knows_the_part(
     json.dumps(all_reduce.gather())
     found, broken = contributions()
     assert not broken and "one-shot-all-reduce" in [entry.name for entry in found]
+
+
+def fusion(**changes: Any) -> dict[str, Any]:
+    return {"version": "0.6.15", "built": False, "sources": 3, "wanted": 3, "compiler": True, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "cure"),
+    [
+        ({}, "will be compiled at the first start of several ranks: 3 sources", fusion_build.COMMAND),
+        ({"sources": 0}, "cannot be: 0 of 3 sources are installed", start_places.NO_FUSION),
+        ({"compiler": False}, "cannot be: there is no nvcc", start_places.NO_FUSION),
+        ({"built": True}, "", ""),
+    ],
+)
+def test_a_fused_all_reduce_that_the_first_start_compiles(
+    changes: dict[str, Any], words: str, cure: str
+) -> None:
+    found = all_reduce.fusion(facts(NVLINK, fusion=fusion(**changes)), "gpu")
+    assert bool(found) == bool(words)
+    for each in found:
+        assert each.level.value == "warning" and words in each.found
+        assert cure in each.cure and start_places.NO_FUSION in each.cure
+
+
+def test_nobody_compiles_it_on_one_gpu_elsewhere_or_without_flashinfer() -> None:
+    """SM120 has no such kernel, SM100 another module, and older facts do not say."""
+    for machine in (facts(PCIE, fusion=fusion()), facts("h200_x1_vm", fusion=fusion()), facts(NVLINK)):
+        assert all_reduce.fusion(machine, "gpu") == []
+    assert all_reduce.fusion(facts(NVLINK, fusion=None), "gpu") == []
+    assert all_reduce.fusion(facts(NVLINK, fusion=fusion()), "cpu") == []
+
+
+def test_the_compiled_module_is_found_where_flashinfer_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, base = tmp_path / "flashinfer", tmp_path / "base"
+    source = package / "data" / "csrc"
+    source.mkdir(parents=True)
+    folders = {"flashinfer": package}
+    monkeypatch.setattr(fusion_build, "_folder", folders.get)
+    monkeypatch.setattr(fusion_build.importlib.metadata, "version", lambda name: "0.6.15")
+    words = {"FLASHINFER_WORKSPACE_BASE": str(base), "CUDA_HOME": str(tmp_path)}
+
+    def look() -> dict[str, Any]:
+        found = fusion_build.look(words)
+        assert found is not None
+        return found
+
+    assert (look()["built"], look()["sources"]) == (False, 0)
+    for name in fusion_build.SOURCES:
+        (source / name).touch()
+    assert (look()["built"], look()["sources"]) == (False, 3)
+    shipped = tmp_path / "flashinfer_jit_cache"
+    folders["flashinfer_jit_cache"] = shipped
+    for place in (
+        base / ".cache" / "flashinfer" / "0.6.15" / "90a" / "cached_ops",
+        package / "data" / "aot",
+        shipped / "jit_cache",
+    ):
+        library = place / "trtllm_comm" / "trtllm_comm.so"
+        library.parent.mkdir(parents=True)
+        assert not look()["built"]  # a folder in which a build has only begun
+        library.touch()
+        assert look()["built"]
+        library.unlink()
+    other = (
+        base / ".cache" / "flashinfer" / "0.6.14" / "90a" / "cached_ops" / "trtllm_comm" / "trtllm_comm.so"
+    )
+    other.parent.mkdir(parents=True)
+    other.touch()
+    assert not look()["built"]  # of another release
+    folders.clear()
+    assert fusion_build.look(words) is None

@@ -27,7 +27,7 @@ def gather() -> dict[str, Any]:
 
     Bounded in time. Whole documents, so that saved facts say what a server would do with them.
     """
-    from sglang.srt.distributed.one_shot import table_file
+    from sglang.srt.distributed.one_shot import fusion_build, table_file
 
     named = os.environ.get(TABLE, "").strip()
     return {
@@ -36,6 +36,7 @@ def gather() -> dict[str, Any]:
         "named": (table_file.recorded([Path(named)]) if named else [None])[0],
         "setting": os.environ.get(SETTING, "").strip() or "auto",
         "start_probe": _last_probe(),
+        "fusion": fusion_build.look(),
     }
 
 
@@ -196,10 +197,10 @@ def start(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     return [
         note(
             "ranks",
-            "on such a virtual machine a start with two ranks stood still for minutes after its first NCCL barrier, cause "
-            "not established; a server of this fork says after 60 s where it stands, `python -m "
+            "on such a virtual machine a start with two ranks stood still for minutes after its first NCCL barrier; that "
+            "FlashInfer's fused all-reduce was compiled there is enough of a cause and not proven; a server of this fork says after 60 s where it stands, `python -m "
             "sglang.bench_all_reduce.start_probe` tries each step, and --enforce-disable-flashinfer-allreduce-fusion "
-            "leaves out the step that is suspected first",
+            "leaves that step out",
         )
     ]
 
@@ -226,6 +227,40 @@ def _probed(probe: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
+def fusion(facts: Mapping[str, Any], mode: str) -> list[Finding]:
+    """A first start of several ranks that compiles FlashInfer's fused all-reduce looks like one that hangs.
+
+    On SM90 only: on SM100 upstream takes another backend, with a module of its own.
+    """
+    from sglang.srt.distributed.one_shot import fusion_build
+    from sglang.srt.distributed.one_shot.start_places import NO_FUSION
+
+    found = section(facts, "all_reduce").get("fusion")
+    gpus = section(facts, "nvidia").get("gpus") or []
+    pair = nvidia.capability(gpus[0].get("capability")) if gpus else None
+    if mode != "gpu" or len(gpus) < 2 or not found or found["built"] or pair is None or pair[0] != 9:
+        return []
+    what = f"FlashInfer's fused all-reduce ({fusion_build.MODULE}), which upstream switches on for DeepSeek-type models"
+    sources, wanted = found["sources"], found["wanted"]
+    if sources < wanted or not found["compiler"]:
+        why = f"{sources} of {wanted} sources are installed" if sources < wanted else "there is no nvcc"
+        return [
+            warning(
+                "ranks",
+                f"{what}, is not compiled and cannot be: {why}",
+                f"start with {NO_FUSION}, or install what is missing",
+            )
+        ]
+    return [
+        warning(
+            "ranks",
+            f"{what}, will be compiled at the first start of several ranks: {wanted} sources, minutes without a log line "
+            "behind the first NCCL barrier",
+            f"compile it before: {fusion_build.COMMAND}; or start with {NO_FUSION}",
+        )
+    ]
+
+
 CONTRIBUTION = Contribution(
-    name="one-shot-all-reduce", facts={"all_reduce": gather}, checks=(name, table, start)
+    name="one-shot-all-reduce", facts={"all_reduce": gather}, checks=(name, table, start, fusion)
 )
