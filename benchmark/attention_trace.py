@@ -128,7 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("no CUDA device", file=sys.stderr)
         return 2
     begun = time.monotonic()
-    record: dict[str, Any] = {"environment": capture(root=Path(__file__).resolve().parent), "traces": []}
+    record: dict[str, Any] = {
+        "environment": asdict(capture(root=Path(__file__).resolve().parent)),
+        "traces": [],
+    }
     for context in args.contexts:
         for tokens in args.tokens:
             for name in args.paths:
@@ -140,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 except Exception as error:
                     print(f"{name} T{tokens} {context}: {error!r:.300}", flush=True)
                 torch.cuda.empty_cache()
-                args.out.write_text(json.dumps(record, indent=1, default=str) + "\n")
+                args.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

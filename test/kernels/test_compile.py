@@ -138,44 +138,13 @@ def test_resources_of_everything_the_table_can_choose(case: Compiled) -> None:
     check(case)
 
 
-# Shared memory of one multiprocessor of sm_90, and what every block on it takes beside its own.
-WHOLE_SM, RESERVED = 233_472, 1024
-TRIED = ("traced", "together")
-
-
-def _fit_beside(split: Resources, merge: Resources) -> int:
-    """Merge programs that one multiprocessor holds beside a split, by shared memory."""
-    return (WHOLE_SM - split.shared - RESERVED) // (merge.shared + RESERVED)
-
-
-def _compile_tried(name: str) -> tuple[SplitPlan, Resources, Resources]:
+@pytest.mark.parametrize("name", ["traced", *CHANGES])
+def test_resources_of_what_is_being_tried(name: str) -> None:
     plan, traced = Compiled(90).plan(), name == "traced"
     plan = plan if traced else CHANGES[name](plan)
     split, merge = compile_plan(plan, 90, CallForm(False, True, False, traced))
-    print(
-        f"\n{name}: split {split.shared} B {split.registers} registers, merge {merge.shared} B {merge.registers} registers, "
-        f"{plan.request.rows * -(-512 // plan.merge.block_d)} programs, {_fit_beside(split, merge)} beside a split"
-    )
     assert split.spill_bytes == merge.spill_bytes == 0
     assert split.registers <= 168
-    return plan, split, merge
-
-
-@pytest.mark.parametrize("name", TRIED)
-def test_resources_of_what_is_being_tried(name: str) -> None:
-    plan, split, merge = _compile_tried(name)
-    if name != "traced":
-        # Every merge program is resident before the split ends: what the change is for.
-        programs = plan.request.rows * (512 // plan.merge.block_d)
-        assert _fit_beside(split, merge) * SM_COUNT[90] >= programs
-    else:
-        assert _fit_beside(split, merge) * SM_COUNT[90] < 384, "then merge-fits has nothing to gain"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in CHANGES if n not in TRIED])
-def test_resources_of_everything_that_is_being_tried(name: str) -> None:
-    _compile_tried(name)
 
 
 def test_control_a_tile_too_large_for_sm_120_is_seen() -> None:

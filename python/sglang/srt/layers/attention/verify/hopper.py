@@ -188,6 +188,7 @@ def _consume_split(
             mask=(rm < ROWS)[:, None],
         )
         if LSE_ITEMS:
+            # Side by side for a row's merge: 17 sectors of memory at batch 1, not 132.
             gl.store(partial_lse + row * LSE_ITEMS + gl.program_id(0), log_sum, mask=row < ROWS)
         else:
             gl.store(partial_lse + at + row, log_sum, mask=row < ROWS)
@@ -227,17 +228,13 @@ def mla_split_kernel(
     MIN_KEYS: gl.constexpr,
     EARLY_MERGE: gl.constexpr,
     CHAIN: gl.constexpr,
-    LEAD_CONSUMERS: gl.constexpr,
-    LEAD_CONSUMER_REGISTERS: gl.constexpr,
-    SLOT_POLICY: gl.constexpr,
     LSE_ITEMS: gl.constexpr,
 ):
     """Grid (work items, row blocks). Arguments as in ``split.split_kernel``; STAGES is the depth of the ring.
 
     ``partial`` and ``out`` have 2-byte elements; partial results do not carry ``value_scale`` yet. CHAIN: this
-    kernel is itself launched with programmatic dependence on whatever runs before it. LEAD_CONSUMERS (their warps
-    and registers, where producers are the warps that the kernel starts with), SLOT_POLICY and LSE_ITEMS: see
-    ``table.Trial``. ``trace`` is None or takes time stamps (``stamps``).
+    kernel is itself launched with programmatic dependence on whatever runs before it. LSE_ITEMS: distance between the
+    log-sum-exps of two rows, 0 where those of a split lie side by side. ``trace`` is None or takes time stamps (``stamps``).
     """
     if trace is not None:
         stamps.stamp_start(trace)
@@ -266,53 +263,27 @@ def mla_split_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=32 * PRODUCER_WARPS)
         mbarrier.init(empty.index(i), count=1)
-    if LEAD_CONSUMERS == 0:
-        gl.warp_specialize(
-            [
+    gl.warp_specialize(
+        [
+            (
+                _consume,
                 (
-                    _consume,
-                    (
-                        q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
-                        stride_q_token, stride_q_head, score_scale, value_scale,
-                        ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty, trace,
-                        HEADS, BLOCK_R, HAS_LSE, LSE_ITEMS, FP8, STAGES, CHAIN,
-                        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
-                    ),
+                    q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
+                    stride_q_token, stride_q_head, score_scale, value_scale,
+                    ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty, trace,
+                    HEADS, BLOCK_R, HAS_LSE, LSE_ITEMS, FP8, STAGES, CHAIN,
+                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
                 ),
+            ),
+            (
+                produce,
                 (
-                    produce,
-                    (
-                        latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
-                        ring_main, ring_extra, full, empty, trace, STAGES, CHAIN, SLOT_POLICY,
-                        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
-                    ),
+                    latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
+                    ring_main, ring_extra, full, empty, trace, STAGES, CHAIN,
+                    BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
                 ),
-            ],
-            [PRODUCER_WARPS],
-            [PRODUCER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (
-                    produce,
-                    (
-                        latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
-                        ring_main, ring_extra, full, empty, trace, STAGES, CHAIN, SLOT_POLICY,
-                        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        q, out, lse, partial, partial_lse, seq_lens, req_pool_indices, batch, target,
-                        stride_q_token, stride_q_head, score_scale, value_scale,
-                        ring_main, ring_extra, wide_main, wide_extra, qm, qe, ps, full, empty, trace,
-                        HEADS, BLOCK_R, HAS_LSE, LSE_ITEMS, FP8, STAGES, CHAIN,
-                        BATCH_LANES, TOKENS, LENS_INCLUDE_NEW, HAS_TABLE, GRAIN, MIN_KEYS,
-                    ),
-                ),
-            ],
-            [LEAD_CONSUMERS],
-            [LEAD_CONSUMER_REGISTERS],
-        )  # fmt: skip
+            ),
+        ],
+        [PRODUCER_WARPS],
+        [PRODUCER_REGISTERS],
+    )  # fmt: skip

@@ -46,7 +46,7 @@ def find_work(
 def produce(
     latent, seq_lens, req_pool_indices, table, indptr, batch, target, stride_table, stride_slot,
     ring_main, ring_extra, full, empty, trace,
-    STAGES: gl.constexpr, CHAIN: gl.constexpr, SLOT_POLICY: gl.constexpr,
+    STAGES: gl.constexpr, CHAIN: gl.constexpr,
     BATCH_LANES: gl.constexpr, TOKENS: gl.constexpr, LENS_INCLUDE_NEW: gl.constexpr, HAS_TABLE: gl.constexpr,
     GRAIN: gl.constexpr, MIN_KEYS: gl.constexpr,
 ):  # fmt: skip
@@ -68,8 +68,8 @@ def produce(
             slots = table + gl.load(indptr + b)
         nm = gl.arange(0, N, layout=gl.SliceLayout(1, LM))
         ne = gl.arange(0, N, layout=gl.SliceLayout(1, LE))
-        slot_m = gl.load(slots + lo + nm, mask=lo + nm < hi, other=0, eviction_policy=SLOT_POLICY)
-        slot_e = gl.load(slots + lo + ne, mask=lo + ne < hi, other=0, eviction_policy=SLOT_POLICY)
+        slot_m = gl.load(slots + lo + nm, mask=lo + nm < hi, other=0)
+        slot_e = gl.load(slots + lo + ne, mask=lo + ne < hi, other=0)
         if trace is not None:
             stamps.stamp_after(trace, stamps.SLOTS_READ, gl.max(slot_e, 0).to(gl.int32))
         stage = 0
@@ -92,8 +92,8 @@ def produce(
                     stamps.stamp(trace, stamps.FIRST_COPIES_SENT)
                 stamps.stamp(trace, stamps.LAST_COPIES_SENT)
             ahead = start + N
-            slot_m = gl.load(slots + ahead + nm, mask=ahead + nm < hi, other=0, eviction_policy=SLOT_POLICY)
-            slot_e = gl.load(slots + ahead + ne, mask=ahead + ne < hi, other=0, eviction_policy=SLOT_POLICY)
+            slot_m = gl.load(slots + ahead + nm, mask=ahead + nm < hi, other=0)
+            slot_e = gl.load(slots + ahead + ne, mask=ahead + ne < hi, other=0)
             stage += 1
             phase = gl.where(stage == STAGES, phase ^ 1, phase)
             stage = gl.where(stage == STAGES, 0, stage)

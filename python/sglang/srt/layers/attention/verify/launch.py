@@ -83,20 +83,11 @@ def _untraced(form: CallForm) -> dict[str, Any]:
 
 
 def _lse_items(plan: SplitPlan) -> int:
-    """Distance between the log-sum-exps of two rows where they are kept by row, else 0."""
-    if not plan.trial.lse_by_row:
-        return 0
-    _expect(plan.tile.kernel == "hopper", f"{plan.tile} keeps log-sum-exps by split")
-    return plan.items
+    """Distance between the log-sum-exps of two rows where those of a row lie side by side, else 0.
 
-
-def _lead(plan: SplitPlan) -> dict[str, int]:
-    """Warps and registers of the consumers where producers lead: what ``hopper.PRODUCER_REGISTERS`` leaves them."""
-    if not plan.trial.lead_producers:
-        return {"LEAD_CONSUMERS": 0, "LEAD_CONSUMER_REGISTERS": 0}
-    tile = plan.tile
-    _expect(tile.num_warps == 4 and tile.max_registers > 0, f"producers cannot lead {tile}")
-    return {"LEAD_CONSUMERS": 4, "LEAD_CONSUMER_REGISTERS": 2 * tile.max_registers - 88}
+    Measured up to 32 rows a program; with 64 the kernel has no register left for it.
+    """
+    return plan.items if plan.tile.kernel == "hopper" and plan.tile.block_r <= 32 else 0
 
 
 def split_launch(plan: SplitPlan, form: CallForm) -> Launch:
@@ -111,11 +102,9 @@ def split_launch(plan: SplitPlan, form: CallForm) -> Launch:
             "FP8": r.kv_dtype.itemsize == 1,
             "STAGES": tile.num_stages,
             "CHAIN": plan.early_split,
-            "SLOT_POLICY": "evict_last" if plan.trial.slots_stay else "",
             "LSE_ITEMS": _lse_items(plan),
-            **_lead(plan),
         } | _untraced(form)
-        options: dict[str, Any] = {"num_warps": 4 if plan.trial.lead_producers else tile.num_warps}
+        options: dict[str, Any] = {"num_warps": tile.num_warps}
         if tile.max_registers:
             options["maxnreg"] = tile.max_registers
         if plan.early_split:

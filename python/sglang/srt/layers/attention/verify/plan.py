@@ -14,7 +14,6 @@ import triton
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
 from sglang.srt.layers.attention.verify.fused_build import Variant, deepest
 from sglang.srt.layers.attention.verify.table import (
-    AS_MEASURED,
     FORMS,
     FUSED_BATCH,
     FUSED_ROWS,
@@ -24,7 +23,6 @@ from sglang.srt.layers.attention.verify.table import (
     Merge,
     Splits,
     Tile,
-    Trial,
     arch_family,
     choose_merge,
     choose_splits,
@@ -56,7 +54,7 @@ class SplitPlan:
     ``target`` is the number of chunks the device code aims for, ``items`` the most work items it can produce
     (split dimension of the grid and of the workspace). ``use`` says whether policy prefers this path over the
     stock kernel; ``reason`` explains tile, splits and ``use`` in one line. ``early_split`` and ``early_merge``
-    launch the stages with programmatic dependence on the kernel before them. ``trial`` holds what is being tried.
+    launch the stages with programmatic dependence on the kernel before them.
     """
 
     request: AttentionRequest
@@ -71,7 +69,6 @@ class SplitPlan:
     early_split: bool
     use: bool
     reason: str
-    trial: Trial = AS_MEASURED
 
     @property
     def form(self) -> str:

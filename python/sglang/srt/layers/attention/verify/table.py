@@ -57,24 +57,6 @@ class Merge:
     num_warps: int
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What has been written and compiled but not been shown to be faster on a device; nothing of it is on by default.
-
-    ``lead_producers``: the warps that a split starts with are those that copy keys, which need no dispatch then.
-    ``slots_stay``: slot indices are kept in L2 against the keys streaming past (at 64k and more they would be read from
-    memory by every layer). ``lse_by_row``: the log-sum-exps of one row lie side by side, so that a merge program reads
-    17 sectors at batch 1 and not 132. ``hopper`` and ``merge_gpu`` implement them.
-    """
-
-    lead_producers: bool = False
-    slots_stay: bool = False
-    lse_by_row: bool = False
-
-
-AS_MEASURED = Trial()
-
-
 def _row_block(rows: int, largest: int) -> int:
     """Smallest power of two from 16 that holds ``rows``, at most ``largest``."""
     block = 16
@@ -155,10 +137,15 @@ def choose_tile(family: str, kind: str, rows: int, dim: int, kv_bytes: int, plai
 
 
 def choose_splits(family: str, kind: str) -> Splits:
-    """How finely to cut the keys. One tile a split was best or equal from 1k to 4k keys; beyond, one wave."""
+    """How finely to cut the keys. One tile a split was best or equal from 1k to 4k keys; beyond, one wave.
+
+    Cut to the key, all 132 multiprocessors of an H200 pull at 64k keys; cut to 16 keys, 128 and one of three keys.
+    """
     if family == "interpreter":
         return Splits(grain=16, min_keys=16, per_sm=1)
-    return Splits(grain=16, min_keys=64, per_sm=1 if kind == "mla" else 2)
+    if kind == "mla":
+        return Splits(grain=1 if family == "sm_90" else 16, min_keys=64, per_sm=1)
+    return Splits(grain=16, min_keys=64, per_sm=2)
 
 
 def choose_merge(family: str, items: int, rows: int, dim: int) -> Merge:
