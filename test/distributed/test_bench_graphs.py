@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.bench_all_reduce import graph_nodes, measure, methods, report, worker
+from sglang.bench_all_reduce import flashinfer_fused, graph_nodes, measure, methods, report, worker
 from sglang.bench_all_reduce.worker import Job, Result
 from sglang.srt.distributed.one_shot.policy import FUSED, ONE_SHOT, PLAIN, STOCK, TWO_STAGE
 from sglang.srt.distributed.one_shot.topology import Topology
@@ -149,3 +149,36 @@ def test_one_shot_is_measured_with_and_without_dependent_launch(
     simulated: Any = SimpleNamespace()
     assert methods.ONE_SHOT_PDL not in {method.name for method in methods.ours(simulated, "")}
     assert methods.ONE_SHOT_PDL not in {method.name for method in methods.ours(None, "no kernels")}
+
+
+@pytest.mark.parametrize(
+    ("found", "capability", "words"),
+    [
+        ({"built": True}, (9, 0), ""),
+        ({"built": False}, (9, 0), "not compiled"),
+        (None, (9, 0), "not installed"),
+        ({"built": True}, (10, 0), "SM100"),  # its backend there makes multicast objects
+        ({"built": True}, (12, 0), "SM120"),
+    ],
+)
+def test_flashinfers_is_measured_where_it_is_compiled(
+    found: dict[str, bool] | None, capability: tuple[int, int], words: str
+) -> None:
+    why = flashinfer_fused.reason_against(found, capability)
+    assert words in why and bool(why) == bool(words)
+
+
+def test_flashinfers_call_and_its_place_in_the_table() -> None:
+    seen: dict[str, Any] = {}
+    made = flashinfer_fused.method("workspace", lambda **words: seen.update(words), "pattern")
+    x = torch.zeros(3, 8)
+    made.prepare(x)(x)
+    assert seen["input"] is x and seen["workspace"] == "workspace" and seen["pattern"] == "pattern"
+    assert seen["norm_out"].shape == seen["residual_out"].shape == x.shape
+    assert seen["residual_out"] is not seen["residual_in"] and seen["rms_gamma"].shape == (8,)
+    found = Result(gpu="H200")
+    for name, us in ((ONE_SHOT, 5.0), ("nccl", 9.0), (flashinfer_fused.NAME, 4.0)):
+        found.figures[name, FUSED, 3] = [us]
+    assert report.table_of(JOB, found, "t").choose(FUSED, 43_008).method == STOCK
+    del found.figures[flashinfer_fused.NAME, FUSED, 3]
+    assert report.table_of(JOB, found, "t").choose(FUSED, 43_008).method == ONE_SHOT

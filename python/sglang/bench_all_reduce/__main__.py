@@ -48,6 +48,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="rounds over all methods, every second one in reverse: an effect of the order shows (default: 2)",
     )
+    made.add_argument(
+        "--flashinfer",
+        action="store_true",
+        help="FlashInfer's fused all-reduce too (SM90, where its module is compiled already)",
+    )
     made.add_argument("--limit-s", type=float, default=600.0, help="longest run; ranks are ended after it")
     made.add_argument("--machine", default="", help="short name of the machine for the rows")
     made.add_argument("--json", type=Path, help="write rows to this file")
@@ -121,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder=Path(folder),
             machine=machine,
             passes=args.passes,
+            flashinfer=args.flashinfer,
         )
         try:
             result = launch.run(job, args.limit_s, verbose=not args.quiet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sglang.bench_all_reduce.flashinfer_fused import NAME as FLASHINFER
 from sglang.bench_all_reduce.methods import CUSTOM, GLOO, NCCL, table_name
 from sglang.bench_all_reduce.worker import Case, Job, Result
 from sglang.bench_verify.rows import Metric, Row
@@ -30,7 +31,8 @@ def key_of(job: Job, result: Result) -> Key:
 
 
 def table_of(job: Job, result: Result, taken: str) -> Table:
-    """The table of a run. ``stock`` is what upstream would use: its custom all-reduce where it runs, else NCCL.
+    """The table of a run. ``stock`` is what upstream would use: FlashInfer's fused one where it was measured, else its
+    custom all-reduce where it runs, else NCCL.
 
     What a reduction adds among other kernels decides, where that was measured: no model reduces twice in a row.
 
@@ -42,10 +44,10 @@ def table_of(job: Job, result: Result, taken: str) -> Table:
         for rows in job.rows:
             us = {
                 name: Metric.of(_deciding(result, (table_name(name), kind, rows)), "us").value
-                for name in (*OURS, CUSTOM, NCCL, GLOO)
+                for name in (*OURS, FLASHINFER, CUSTOM, NCCL, GLOO)
                 if (table_name(name), kind, rows) in result.figures
             }
-            stock = next((us[name] for name in (CUSTOM, NCCL, GLOO) if name in us), None)
+            stock = next((us[name] for name in (FLASHINFER, CUSTOM, NCCL, GLOO) if name in us), None)
             if stock is None:
                 continue
             kept = {name: figure for name, figure in us.items() if name in OURS}

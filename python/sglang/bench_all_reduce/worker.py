@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from sglang.bench_all_reduce import measure, methods, upstream
+from sglang.bench_all_reduce import flashinfer_fused, measure, methods, upstream
 from sglang.bench_all_reduce.methods import CUSTOM, GLOO, NCCL, Method
-from sglang.srt.distributed.one_shot import cures, preflight
+from sglang.srt.distributed.one_shot import cures, fusion_build, preflight
 from sglang.srt.distributed.one_shot.attach import explain
 from sglang.srt.distributed.one_shot.errors import OneShotError
 from sglang.srt.distributed.one_shot.exchange import Exchange
@@ -32,6 +33,7 @@ class Job:
         folder: for the simulated peers of a processor.
         machine: facts, for the cure of a failed preflight.
         passes: rounds over all methods, every second one in reverse, so that an effect of the order shows.
+        flashinfer: measure FlashInfer's fused all-reduce too.
     """
 
     devices: tuple[int, ...]
@@ -45,6 +47,7 @@ class Job:
     folder: Path
     machine: Topology
     passes: int = 1
+    flashinfer: bool = False
 
 
 Case = tuple[str, str, int]
@@ -179,8 +182,25 @@ def _stock(job: Job, rank: int, device: torch.device, exchange: Exchange) -> lis
     # One rank without it would leave the others waiting.
     refusals = [text for text in exchange.require("custom", refused or "-", 600.0) if text != "-"]
     if refusals:
-        return found + methods.absent(CUSTOM, refusals[0])
-    return found + methods.stock(CUSTOM, group.all_reduce, group.graph_capture)
+        found += methods.absent(CUSTOM, refusals[0])
+    else:
+        found += methods.stock(CUSTOM, group.all_reduce, group.graph_capture)
+    return [*found, _flashinfer(job, rank, plain.device_group, exchange)] if job.flashinfer else found
+
+
+def _flashinfer(job: Job, rank: int, group: Any, exchange: Exchange) -> Method:
+    workspace: Any = None
+    capability = torch.cuda.get_device_capability(job.devices[rank])
+    problem = flashinfer_fused.reason_against(fusion_build.look(), capability)
+    problems = [text for text in exchange.require("flashinfer", problem or "-", 600.0) if text != "-"]
+    if not problems:
+        try:
+            workspace = flashinfer_fused.open_workspace(rank, len(job.devices), job.hidden, job.dtype, group)
+        except Exception as error:  # what is not there is a missing row, not the end of the bench
+            problem = f"{type(error).__name__}: {error}"[:300]
+        opened = exchange.require("flashinfer workspace", problem or "-", 600.0)
+        problems = [text for text in opened if text != "-"]
+    return flashinfer_fused.absent(problems[0]) if problems else flashinfer_fused.method(workspace)
 
 
 def _gloo(x: torch.Tensor) -> torch.Tensor:
