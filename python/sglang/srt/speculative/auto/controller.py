@@ -38,6 +38,8 @@ class Settings:
         credit_ms: probe losses that are free in the first ``longest`` steps. Not later: saved up, they would be spent
             at once on a cycle that costs a hundred decodes.
         refresh: age at which a time is measured again.
+        check: steps from the probe that brought speculation back to a probe of plain decode, whose figure is older. By
+            then the window of cycles is filled anew, so that both are of the same days.
         close: probe plain decode again only where the speed-up is below this.
         backoff: steps to the next probe of speculation, doubled after each that lost, at most ``longest``. Speculation
             that was left again within ``brief`` steps counts as a probe that lost.
@@ -54,6 +56,7 @@ class Settings:
     budget: float = 0.015
     credit_ms: float = 400.0
     refresh: int = 8192
+    check: int = 40
     close: float = 1.5
     backoff: int = 128
     longest: int = 4096
@@ -258,13 +261,16 @@ class Controller:
             # A cycle has to be known first, or there is nothing to compare with.
             if verdict.cycle_ms is None or verdict.kept is None:
                 return False
-            if self._step - self._probed_at < rules.backoff:
-                return False
             age = self.cells.age_near(PLAIN, key, self._step)
+            # The figure that speculation came back against may be of slower days, and stays as it is while this runs.
+            unchecked = age is not None and self._step - age < self._came_back_at
+            first = unchecked and self._probed_at < self._came_back_at
+            if self._step - self._probed_at < (rules.check if first else rules.backoff):
+                return False
             if verdict.decode_ms is None:
                 return True
             close = verdict.speedup is not None and verdict.speedup < rules.close
-            return close and (age is None or age >= rules.refresh)
+            return close and (age is None or age >= rules.refresh or unchecked)
         return self._step - self._probed_at >= self._backoff
 
     def _affords(self, other: str, verdict: Verdict) -> bool:
