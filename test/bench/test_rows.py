@@ -104,9 +104,15 @@ def test_paths_ports_and_secrets_stay_out_of_the_record() -> None:
             "SGLANG_API_KEY": "secret",
             "TRITON_CACHE_DIR": "/somewhere",
             "PATH": "/bin",
+            "SGLANG_PORT": "30000",
+            "NCCL_GRAPH_MIXING_SUPPORT": "0",
         }
     )
-    assert seen == {"NCCL_PROTO": "LL", "SGLANG_FORK_DISABLE": "verify-stats"}
+    assert seen == {
+        "NCCL_GRAPH_MIXING_SUPPORT": "0",
+        "NCCL_PROTO": "LL",
+        "SGLANG_FORK_DISABLE": "verify-stats",
+    }
 
 
 def test_kernel_settings_that_reach_a_gpu_are_kept() -> None:

@@ -43,7 +43,9 @@ KERNEL_SETTINGS = re.compile(
     r"transparent_hugepage|numa|intel_pstate|amd_pstate|intel_idle|processor\\.|idle=|nosmt|nvidia|vfio)"
 )
 # Values that differ on every start and say nothing about speed.
-VOLATILE = re.compile(r"(_DIR|_PATH|_FILE|_HOME|CACHE|PORT|VISIBLE_DEVICES|TOKEN|KEY|SECRET|PASSWORD)")
+VOLATILE = re.compile(
+    r"(_DIR|_PATH|_FILE|_HOME|CACHE|(?<!SUP)PORT|VISIBLE_DEVICES|TOKEN|KEY|SECRET|PASSWORD)"
+)
 
 
 @dataclass(frozen=True)
