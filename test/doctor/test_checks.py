@@ -45,7 +45,7 @@ MACHINES = (
     Machine("h200_x2_nvlink_vm", "gpu", Level.NOTE),
     # Recorded with a few packages of other versions than the wheel asks for, none of which serving needs.
     Machine("h200_x1_vm", "gpu", Level.WARNING, ("packages", "packages", "packages")),
-    # Two over NVLink; the start probe of that day failed at a step of its own making.
+    # Two over NVLink, recorded under load; FlashInfer's fused all-reduce cannot be compiled in that installation.
     Machine("h200_x2", "gpu", Level.WARNING, ("packages", "packages", "packages", "ranks")),
     Machine("t4_x1", "gpu", Level.FAULT, ("device",)),
 )
