@@ -29,16 +29,6 @@ TOPIC = Topic(
             scope="Scheduler.init_overlap",
             hook=f"{HOOKS}:overlap_ready",
         ),
-        Around(
-            file="sglang/srt/speculative/eagle_draft_cuda_graph_runner.py",
-            scope="EAGLEDraftCudaGraphRunner.__init__",
-            hook="sglang.srt.speculative.cycle_graph.prefetch.start:captured",
-        ),
-        Around(
-            file="sglang/srt/speculative/eagle_draft_extend_cuda_graph_runner.py",
-            scope="EAGLEDraftExtendCudaGraphRunner.__init__",
-            hook="sglang.srt.speculative.cycle_graph.prefetch.start:captured",
-        ),
         Around(file=RELAY, scope="FutureMap.publish", hook=f"{HOOKS}:publish"),
         Around(file=RELAY, scope="FutureMap.stash", hook=f"{HOOKS}:stash"),
         WrapCall(

@@ -12,7 +12,7 @@ TOPIC = Topic(
     upstream="https://github.com/sgl-project/sglang/pull/33900, https://github.com/sgl-project/sglang/issues/3430",
     retire_when="upstream counts eager steps by reason, has a switch that forbids them, and names what a capture needs",
     detect="with the topic off, --speculative-verify-graph require refuses to start with --disable-cuda-graph",
-    stacks_on=("cycle-graph", "spec-arguments", "nccl-settings", "verify-stats"),
+    stacks_on=("spec-arguments", "nccl-settings", "verify-stats"),
     edits=(
         AddField(
             file=SERVER_ARGS,

@@ -7,11 +7,9 @@ ends, aborts and retractions meet the cycle as they do on a GPU. Needs ``overlap
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
-import eager_prefetch
 import torch
 
 ENTRY = "eager_cycle"
@@ -32,10 +30,6 @@ class EagerGraphs:
         self._turn = 0
         self._held: list[Any] = []
         self.entries: dict[Any, Any] = {}
-        self.prefetch: Any = None
-        if os.environ.get(eager_prefetch.SETTING):
-            self.prefetch = eager_prefetch.capture(worker, 2)
-            print(eager_prefetch.MARK, dict(self.prefetch.branch.asked), file=sys.stderr, flush=True)
 
     def size_for(self, batch: int, drawn: bool = False) -> int:
         """Any batch size runs."""
@@ -57,14 +51,7 @@ class EagerGraphs:
         steps.load(buffers, rows, slot, simulated, self._turn)
         if sampling is not None:
             steps.load_sampling(buffers, sampling)
-        passes = EagerPasses(self.worker, buffers, self.prefetch)
-        if self.prefetch is None:
-            program.run(buffers, steps, passes)
-        else:
-            # The plugin's own hooks see prefills as well, so a cycle is counted by itself.
-            self.prefetch.branch.asked.clear()
-            program.run(buffers, steps, passes)
-            eager_prefetch.check(self.prefetch, self.width - 1)
+        program.run(buffers, steps, EagerPasses(self.worker, buffers))
         results = buffers.results
         return Launched(
             batch, results.tokens[slot], results.lengths[slot], results.good[slot], results.marks[slot]
@@ -118,8 +105,8 @@ class EagerGraphs:
 class EagerPasses:
     """Upstream's three passes over the static tensors."""
 
-    def __init__(self, worker: Any, buffers: Any, prefetch: Any = None) -> None:
-        self.worker, self.buffers, self.prefetch = worker, buffers, prefetch
+    def __init__(self, worker: Any, buffers: Any) -> None:
+        self.worker, self.buffers = worker, buffers
         self.drafter = worker.draft_worker
         self.target = worker.target_worker.model_runner
 
@@ -180,8 +167,6 @@ class EagerPasses:
         output = self.target.forward(batch).logits_output
         v.logits.copy_(output.next_token_logits)
         v.hidden.copy_(output.hidden_states)
-        if self.prefetch is not None:
-            self.prefetch.ask("verified")
 
     def extend(self) -> None:
         """Draft extend into ``logits`` and ``states``."""
@@ -206,8 +191,6 @@ class EagerPasses:
         output = runner.forward(batch).logits_output
         e.logits.copy_(output.next_token_logits)
         e.states.copy_(output.hidden_states)
-        if self.prefetch is not None:
-            self.prefetch.ask("extended")
 
 
 def activate() -> None:

@@ -13,8 +13,6 @@ from sglang.fork import counters
 from sglang.srt.speculative.cycle_graph import kernels, program
 from sglang.srt.speculative.cycle_graph.buffers import RING, CycleBuffers
 from sglang.srt.speculative.cycle_graph.driver import add_child
-from sglang.srt.speculative.cycle_graph.prefetch.draft import EXTENDED, VERIFIED, Prefetch
-from sglang.srt.speculative.cycle_graph.prefetch.start import prefetch_of
 from sglang.srt.speculative.cycle_graph.ranks import Size, same_logits
 from sglang.srt.speculative.cycle_graph.wiring import Runners, prepare_relay, wire
 
@@ -29,7 +27,6 @@ class ChildPasses:
     """The passes of a capture: upstream's graphs as child nodes."""
 
     graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]
-    prefetch: Prefetch | None = None
 
     def draft(self) -> None:
         """See ``program.Passes``."""
@@ -38,19 +35,10 @@ class ChildPasses:
     def verify(self) -> None:
         """See ``program.Passes``."""
         add_child(self.graphs[1])
-        if self.prefetch is not None:
-            self.prefetch.ask(VERIFIED)
 
     def extend(self) -> None:
         """See ``program.Passes``."""
         add_child(self.graphs[2])
-        if self.prefetch is not None:
-            self.prefetch.ask(EXTENDED)
-
-    def close(self) -> None:
-        """Before the capture ends: nothing may be left on another stream."""
-        if self.prefetch is not None:
-            self.prefetch.branch.join()
 
 
 class _NoPasses:
@@ -171,7 +159,6 @@ def capture(buffers: CycleBuffers, passes: ChildPasses, pool: Any, stream: Any) 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=stream):
         program.run(buffers, kernels, passes)
-        passes.close()
     return Entry(buffers, graph)
 
 
@@ -194,7 +181,6 @@ def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
     )
     pool = get_or_create_global_graph_memory_pool(torch.cuda)
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    prefetch = prefetch_of(worker.draft_worker)
     may_draw = same_logits(runner.model, int(runner.ps.tp_size))
     # Small batches first, so that it is the large ones that go without when room runs out.
     sizes = [(drawn, batch) for drawn in (False, True) for batch in runners.batches()]
@@ -210,7 +196,7 @@ def build(worker: Any, future_map: Any, *, real_tokens: bool) -> CycleGraphs:
         buffers = wire(runners, batch, relay, table, real_tokens=real_tokens, drawn=drawn)
         children = tuple(runners.captured(name, batch)[0] for name in ("draft", "verify", "draft_extend"))  # type: ignore[index]
         try:
-            graphs.add(capture(buffers, ChildPasses(children, prefetch), pool, stream))
+            graphs.add(capture(buffers, ChildPasses(children), pool, stream))
         except Exception as error:  # Triton's compile errors are no RuntimeError
             if not drawn:
                 raise
