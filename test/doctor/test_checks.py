@@ -545,7 +545,8 @@ def test_kernels_of_an_architecture(name: str, level: Level, says: tuple[str, ..
     [
         (
             "auto",
-            "MLA bf16 hopper 64x32, 4 warps, from batch 24 on one launch (CUDA C++); MLA fp8 hopper",
+            "MLA bf16 hopper 64x32, 4 warps, from batch 24 on one launch (CUDA C++); "
+            "MLA fp8 hopper 64x32, 4 warps, from batch 4 on one launch (CUDA C++)",
             "",
         ),
         ("off", "MLA bf16 hopper 64x32, 4 warps; MLA fp8", "one launch"),

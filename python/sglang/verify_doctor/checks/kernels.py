@@ -12,7 +12,6 @@ from sglang.srt.layers.attention.verify.table import (
     MEASURED_FAMILIES,
     arch_family,
     choose_tile,
-    fused_pays,
     fused_use,
 )
 from sglang.verify_doctor.facts import nvidia
@@ -57,6 +56,6 @@ def _text(family: str, kind: str, dim: int, size: int, setting: str) -> str:
     if use == "always":
         return FORMS["fused"]
     text = f"{tile.kernel} {tile.block_n}x{tile.block_r}, {tile.num_warps} warps"
-    if use == "measured" and fused_pays(FUSED_FROM, ROWS, size):
-        text += f", from batch {FUSED_FROM} on {FORMS['fused']}"
+    if use == "measured" and size in FUSED_FROM:
+        text += f", from batch {FUSED_FROM[size]} on {FORMS['fused']}"
     return text
