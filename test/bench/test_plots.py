@@ -50,7 +50,7 @@ def test_four_plots_that_come_out_the_same_again(tmp_path: Path) -> None:
 
 def test_the_committed_plots_are_those_of_the_committed_rows(tmp_path: Path) -> None:
     results = ROOT / "benchmark/results"
-    made = draw(Results.load(results / "h200_slice_dummy_router.json").rows, tmp_path, "h200_slice_")
+    made = draw(Results.load(results / "h200_slice_one_graph.json").rows, tmp_path, "h200_slice_")
     assert len(made) == 4
     for path in made:
         assert path.read_bytes() == (results / "plots" / path.name).read_bytes(), path.name
