@@ -147,10 +147,11 @@ def row_comparisons(rows: Iterable[Row]) -> list[Comparison]:
 
 
 def _is_slice(row: Row) -> bool:
-    """A slice that the model describes: 64 experts a rank, no topic off, no setting of its own, greedy."""
+    """A slice that the model describes: one rank, 64 experts, no topic off, no setting of its own, greedy."""
     benches = ("slice", "cycle_graph", "cycle_graph_profile", "three_graphs")
     return (
         row.bench in benches
+        and row.case.get("ranks", 1) == 1
         and row.case.get("experts", 64) == 64
         and row.case.get("path") != "sampled"
         and WITH_SETTING not in str(row.case.get("engine", ""))

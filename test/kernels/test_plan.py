@@ -100,7 +100,11 @@ def test_unknown_architecture_gets_the_generic_tile() -> None:
     ("setting", "request_", "forms"),
     [
         ("auto", MLA, [(1, 16, "split and merge"), (24, 64, "one launch")]),
-        ("auto", replace(MLA, kv_dtype=torch.float8_e4m3fn), [(1, 2, "split and merge"), (4, 64, "one launch")]),
+        (
+            "auto",
+            replace(MLA, kv_dtype=torch.float8_e4m3fn),
+            [(1, 2, "split and merge"), (4, 64, "one launch")],
+        ),
         (
             "auto",
             replace(MLA, kv_dtype=torch.float8_e4m3fn, tokens=1),
