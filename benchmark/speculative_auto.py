@@ -45,8 +45,6 @@ PROFILED, PROFILE_CONTEXT, PROFILE_TOKENS = ("decode", "auto-1.0"), 16384, 96
 LOAD_EVERY_S = 5.0
 CROSSING_CONTEXT, CROSSING_TOKENS = 32, 4
 
-Item = dict[str, Any]
-
 
 def specs() -> list[EngineSpec]:
     """The engines."""
@@ -130,29 +128,13 @@ def warm(fleet: Fleet, quiet: Path | None) -> None:
                 print("warm-up failed", name, context, batch, error, flush=True)
 
 
-def in_turn(fleet: Fleet, case: tuple[int, int, int], rounds: int, deadline: float) -> dict[str, list[Item]]:
-    """Every engine ``rounds`` times, forth and back, with its state around the timed tokens."""
-    context, batch, tokens = case
-    found: dict[str, list[Item]] = {name: [] for name in fleet.engines}
-    for turn in range(rounds):
-        order = list(fleet.engines)
-        for name in order if turn % 2 == 0 else reversed(order):
-            if time.monotonic() > deadline:
-                return found
-            try:
-                found[name].append(fleet.engines[name].measure(context, batch, tokens, watch=True))
-            except EngineError as error:
-                print("failed", name, case, error, flush=True)
-    return found
-
-
 def measure(
     fleet: Fleet, case: tuple[int, int, int], rounds: int, machine: str, deadline: float
 ) -> list[Row]:
     """One case on every engine, in turn; speculating engines carry their ratio over the plain one, if it runs."""
     context, batch, tokens = case
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    figures = in_turn(fleet, case, rounds, deadline)
+    figures = fleet.in_turn(context, batch, tokens, rounds, deadline, watch=True)
     known = [item["ms_per_token"] for item in figures.get("decode", [])]
     plain = statistics.median(known) if known else None
     rows = []
@@ -273,7 +255,8 @@ def main() -> None:
             {name: round(engine.startup_s, 1) for name, engine in fleet.engines.items()},
             flush=True,
         )
-        for name, failure in fleet.failures.items():
+        started = dict(fleet.failures)
+        for name, failure in started.items():
             print(name, failure, flush=True)
         warm(fleet, args.quiet_from)
         if "auto-2.5" in fleet.engines:
@@ -291,11 +274,10 @@ def main() -> None:
                     break
                 keep(measure(fleet, case, args.rounds, args.machine, deadline))
         if args.profile_out is not None:
-            started = dict(fleet.failures)
             keep(profile(fleet, args.machine, Path(args.folder) / "traces", args.profile_out))
-            for name, failure in fleet.failures.items():
-                if name not in started:
-                    print(name, failure, flush=True)
+        for name, failure in fleet.failures.items():
+            if name not in started:
+                print(name, failure, flush=True)
         keep([])
 
 

@@ -247,17 +247,23 @@ class Fleet:
             engine.stop()
 
     def measure(
-        self, name: str, context: int, batch: int = 1, tokens: int = 128, seed: int = 0
+        self, name: str, context: int, batch: int = 1, tokens: int = 128, watch: bool = False
     ) -> dict[str, Any]:
-        """Measure one engine while the others are idle."""
-        return self.engines[name].measure(context, batch, tokens, seed)
+        """Measure one engine while the others are idle; ``watch``: with its state around the timed tokens."""
+        return self.engines[name].measure(context, batch, tokens, watch=watch)
 
     def in_turn(
-        self, context: int, batch: int = 1, tokens: int = 128, rounds: int = 2, deadline: float | None = None
+        self,
+        context: int,
+        batch: int = 1,
+        tokens: int = 128,
+        rounds: int = 2,
+        deadline: float | None = None,
+        watch: bool = False,
     ) -> dict[str, list[dict[str, Any]]]:
         """Measure every engine ``rounds`` times, forth and back, so that a drifting clock hits all alike.
 
-        ``deadline`` (``time.monotonic()``) ends early, at the end of a measurement.
+        ``deadline`` (``time.monotonic()``) ends early, at the end of a measurement. ``watch`` as in ``measure``.
         """
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in self.engines}
         for round_index in range(rounds):
@@ -266,7 +272,7 @@ class Fleet:
                 if deadline is not None and time.monotonic() > deadline:
                     return found
                 try:
-                    found[name].append(self.measure(name, context, batch, tokens))
+                    found[name].append(self.measure(name, context, batch, tokens, watch))
                 except EngineError as error:
                     self.failures[f"{name} at {context}"] = str(error)
         return found
