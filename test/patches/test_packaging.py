@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -17,10 +17,10 @@ from checkout import REPOSITORY
 
 from patches.engine.project import Project
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("pip", "setuptools")),
-    reason="needs pip and setuptools",
-)
+# Told by their metadata: setuptools' hook takes a mere `find_spec("pip")` for pip at work, and gives this process Python's
+# own distutils from then on. A later `import setuptools` (torch's, in another test) then ends in an assertion.
+INSTALLED = {distribution.name for distribution in importlib.metadata.distributions()}
+pytestmark = pytest.mark.skipif(not {"pip", "setuptools"} <= INSTALLED, reason="needs pip and setuptools")
 
 NEEDED = (
     "LICENSE",
