@@ -10,6 +10,9 @@ Dummy weights route every token alike, so the router's logits are replaced by no
 them). The simulated accept length is 2.0. An engine named ``fork-eagle3-no-verify-stats`` shows what the statistics
 cost. With ``--tp 2`` the slice holds two ranks' shares and runs on two GPUs, so that reductions are real;
 ``SGLANG_FORK_ALL_REDUCE=force`` gives the fork's engines its own where no table was measured.
+
+Engines that do not fit one GPU together (61 layers) run with ``--one-at-a-time``: each starts, is measured at every
+context and ends before the next one starts; a row's note says so, since a clock that drifts then hits them apart.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from sglang.bench_verify.slice.shapes import NAMED, rank_slice
 SLOW_CONTEXT, SLOW_TOKENS = 32768, 16
 # A first request compiles and allocates what no later one does; it is run and thrown away.
 WARM_CONTEXT, WARM_TOKENS = 512, 32
+APART = "engines one at a time"
 
 
 @dataclass(frozen=True)
@@ -147,12 +151,6 @@ def warm_up(fleet: Fleet) -> None:
             fleet.failures[f"warm-up of {name}"] = str(error)
 
 
-def save(environments: list[Environment], rows: Sequence[Row], path: str) -> None:
-    """Write what there is; called after every context, so that a run cut short leaves its rows."""
-    if path:
-        Results(environments=environments, rows=list(rows)).save(path)
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -173,7 +171,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--accept-length", type=float, default=2.0)
-    parser.add_argument("--seconds", type=float, default=900.0, help="time limit of the measurements")
+    parser.add_argument(
+        "--seconds", type=float, default=900.0, help="time limit of the measurements of what is up at once"
+    )
+    parser.add_argument(
+        "--one-at-a-time", action="store_true", help="an engine ends before the next one starts"
+    )
     parser.add_argument("--start-seconds", type=float, default=300.0, help="time limit of the start")
     parser.add_argument(
         "--start-when", default="", metavar="FILE", help="measure once this file exists (other work is done)"
@@ -198,10 +201,48 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@dataclass
+class Run:
+    """What a run has so far; a run cut short leaves what was saved last."""
+
+    environments: list[Environment]
+    out: str
+    rows: list[Row] = field(default_factory=list)
+    cycles: list[dict[str, Any]] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def save(self, more: Sequence[Row] = ()) -> None:
+        """Write what there is, and ``more`` behind it."""
+        if self.out:
+            Results(environments=self.environments, rows=[*self.rows, *more]).save(self.out)
+
+
+def run_fleet(fleet: Fleet, plan: Sequence[Case], args: argparse.Namespace, folder: Path, run: Run) -> None:
+    """Measure and profile the engines that are up; rows, profiles and failures go to ``run``."""
+    warm_up(fleet)
+    deadline = time.monotonic() + args.seconds
+    rows: list[Row] = []
+    with under_load(run.environments[0]):
+        for case in plan:
+            found = measure(fleet, case, args.rounds, deadline, args.machine)
+            if args.one_at_a_time:
+                found = [dataclasses.replace(r, note="; ".join(filter(None, (r.note, APART)))) for r in found]
+            rows += found
+            run.save(rows)
+    run.rows += with_state(fleet, rows)
+    run.save()
+    if args.profile_context:
+        named = [name for name in args.profile_engines.split(",") if name] or list(fleet.engines)
+        chosen = [name for name in named if name in fleet.engines]
+        run.cycles += profiles(fleet, chosen, args.profile_context, args.profile_tokens, folder / "traces")
+    run.failures |= fleet.failures
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; status 1 if an engine did not start or a measurement failed."""
     args = parse(argv)
     names = [name.strip() for name in args.engines.split(",")]
+    specs = specifications(names, args.accept_length)
     shape = rank_slice(NAMED["kimi-k2.5"], 8, args.layers, args.experts, args.tp)
     plan = cases(args.contexts, names, args.tokens, args.leave_out)
     options = SliceOptions(
@@ -214,40 +255,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         ranks=args.tp,
         arguments=tuple(sorted(args.engine_arguments.items())),
     )
-    results = Results(environments=[capture()])
-    rows: list[Row] = []
-    cycles: list[dict[str, Any]] = []
+    run = Run([capture()], args.out)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(args.folder or scratch)
-        begin = time.monotonic()
-        with Fleet(shape, specifications(names, args.accept_length), folder, options) as fleet:
-            print(
-                f"{len(fleet.engines)} of {len(names)} engines up in {time.monotonic() - begin:.0f} s",
-                flush=True,
-            )
-            await_file(args.start_when, args.start_seconds)
-            warm_up(fleet)
-            deadline = time.monotonic() + args.seconds
-            with under_load(results.environments[0]):
-                for case in plan:
-                    rows += measure(fleet, case, args.rounds, deadline, args.machine)
-                    save(results.environments, rows, args.out)
-            rows = with_state(fleet, rows)
-            save(results.environments, rows, args.out)
-            if args.profile_context:
-                chosen = [name for name in args.profile_engines.split(",") if name] or list(fleet.engines)
-                cycles = profiles(fleet, chosen, args.profile_context, args.profile_tokens, folder / "traces")
-            failures = dict(fleet.failures)
-    named = {spec.name: spec for spec in specifications(names, args.accept_length)}
-    rows += [profile_row(entry, named[entry["engine"]], shape, args.machine) for entry in cycles]
-    rows += statistics_cost(rows)
-    for name, reason in failures.items():
+        for together in [[spec] for spec in specs] if args.one_at_a_time else [specs]:
+            begin = time.monotonic()
+            with Fleet(shape, together, folder, options) as fleet:
+                print(
+                    f"{len(fleet.engines)} of {len(together)} engines up in {time.monotonic() - begin:.0f} s",
+                    flush=True,
+                )
+                await_file(args.start_when, args.start_seconds)
+                run_fleet(fleet, plan, args, folder, run)
+    named = {spec.name: spec for spec in specs}
+    run.rows += [profile_row(entry, named[entry["engine"]], shape, args.machine) for entry in run.cycles]
+    run.rows += statistics_cost(run.rows)
+    for name, reason in run.failures.items():
         print(f"FAILED {name}: {reason[-2000:]}", file=sys.stderr)
-    save(results.environments, rows, args.out)
+    run.save()
     if args.profile_out:
         Path(args.profile_out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.profile_out).write_text(json.dumps(cycles, indent=1) + "\n", encoding="utf-8")
-    return 1 if failures else 0
+        Path(args.profile_out).write_text(json.dumps(run.cycles, indent=1) + "\n", encoding="utf-8")
+    return 1 if run.failures else 0
 
 
 if __name__ == "__main__":

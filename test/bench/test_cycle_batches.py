@@ -66,23 +66,3 @@ def test_rows_of_every_size(
     assert rows[1]["metrics"]["over_neighbours"]["value"] == pytest.approx(1.5)
     assert rows[0]["counters"] == {'cycle_graph_replays{batch="1"}': 5}
     assert "worst over its neighbours 1.5" in capsys.readouterr().out
-
-
-def test_engines_with_a_variable_of_their_own() -> None:
-    spec = importlib.util.spec_from_file_location("slice_ab", FILE.with_name("slice_ab.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["slice_ab"] = module
-    try:
-        spec.loader.exec_module(module)
-        found = module.specifications(
-            ["fork-eagle3-with-SGLANG_A_SETTING=96", "fork-eagle3-no-cycle-graph", "fork-decode"],
-            2.0,
-        )
-        with pytest.raises(SystemExit, match="NAME=VALUE"):
-            module.specifications(["fork-eagle3-with-NAME"], 2.0)
-    finally:
-        del sys.modules["slice_ab"]
-    assert [dict(item.environment) for item in found] == [{"SGLANG_A_SETTING": "96"}, {}, {}]
-    assert [item.topics_off for item in found] == [(), ("cycle-graph",), ()]
-    assert [item.steps for item in found] == [2, 2, 0]
