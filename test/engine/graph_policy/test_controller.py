@@ -280,6 +280,71 @@ def test_no_switch_without_a_probe_right_before_it(several: list[World]) -> None
                     assert probed and probed[-1] == (event.mode, 250 * index + turn - 1)
 
 
+@dataclass(frozen=True)
+class Probed:
+    """A probe of plain decode that speculation, losing, has asked for, and what it may conclude.
+
+    Attributes:
+        told: of each step from the probe's first on, whether its time is a figure (none is behind a prefill).
+        batch: from the second step on; batch 2 is known to lose as well.
+        events: that follow the probe.
+    """
+
+    told: str
+    events: list[str]
+    batch: int = 1
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Probed("11111111", ["switch"]),
+        Probed("11111111 11111111", ["drop"], batch=2),
+        Probed("11000000 11111111", ["switch"]),
+        Probed("00000000 00001111", ["switch"]),
+        Probed("00000000 00000111", ["drop"]),
+        Probed("00000000 00000000" + 14 * " 11111111", ["drop"]),
+    ],
+    ids=["whole", "another batch", "extended", "just enough", "too few", "not asked again at once"],
+)
+def test_only_a_probe_with_figures_of_its_batch_decides(case: Probed) -> None:
+    controller, world = Controller(), World(2.0, 3.4, 1.0)
+    for mode, ms in ((SPECULATE, 3.4), (PLAIN, 2.0)):
+        for _ in range(8):
+            controller.cells.add(mode, key_of(2, 1000), ms, 0)
+    # The first probe finds the decode out; the verdict by it asks for the one that decides.
+    asked = 0
+    while asked < 2:
+        mode = controller.choose(1, 1000)
+        asked += sum(event.kind == "probe" for event in controller.drain())
+        if asked < 2:
+            controller.took(mode, 1, 1000, world.step(mode)[0])
+            controller.kept(1.0, 1)
+    for index, told in enumerate(case.told.replace(" ", "")):
+        if index:
+            mode = controller.choose(case.batch, 1000)
+        if told == "1":
+            controller.took(mode, case.batch if index else 1, 1000, world.step(mode)[0])
+    controller.choose(case.batch, 1000)
+    events = [event.kind for event in controller.drain()]
+    assert events == case.events
+    assert controller.mode == (PLAIN if "switch" in case.events else SPECULATE)
+    assert controller.dropped == case.events.count("drop")
+
+
+def test_batches_that_keep_changing_are_not_probed_for_ever() -> None:
+    """Batches of 1 and 2 that both lose, in turn every few steps: each probe is dropped, and the next waits."""
+    controller, world = Controller(), World(2.0, 3.4, 1.0)
+    run(controller, world, 40, batch=1)
+    controller.drain()
+    probes = 0
+    for turn in range(400):
+        run(controller, world, 5, batch=1 + turn % 2)
+        probes += sum(event.kind == "probe" for event in controller.drain())
+    assert controller.dropped > 0
+    assert probes <= 2 + 2000 // controller.settings.backoff
+
+
 @pytest.mark.parametrize(("accept", "expected"), [(2.2, 2), (3.0, 1)])
 def test_a_request_that_grows_is_not_probed_in_every_octave(accept: float, expected: int) -> None:
     """Both times grow with the context and speculation keeps winning: the decode of a shorter context is enough.

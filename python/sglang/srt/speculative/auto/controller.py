@@ -7,9 +7,11 @@ epochs only, so that all ranks can follow one of them at the same step.
 
 What keeps it from flapping: the margins of leaving and coming back lie apart; a change needs the same verdict in
 several epochs running; and each change back widens the margins for a while. What keeps it from switching by a figure
-that is borrowed or old: such a verdict asks for a probe, and the probe decides. A stretch of slow steps (another
-process on the host) looks like a reason to change while only one of the two figures is live; a probe that meets the
-same stretch says that it is none, and one that wins costs nothing, since what it runs is the mode to come.
+that is borrowed or old: such a verdict asks for a probe, and the probe decides. A probe that brought too few figures
+(prefills lay between its steps, or its request ended) runs for one more epoch; one that still has too few, or at whose
+end another batch runs than it was asked for, decides nothing. A stretch of slow steps (another process on the host)
+looks like a reason to change while only one of the two figures is live; a probe that meets the same stretch says that it
+is none, and one that wins costs nothing, since what it runs is the mode to come.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that the controller did: ``switch`` (it stays) or ``probe`` (for one epoch)."""
+    """Something that the controller did: ``switch`` (it stays), ``probe`` (for an epoch), ``drop`` (of a probe)."""
 
     kind: str
     mode: str
@@ -117,6 +119,7 @@ class Controller:
         self.probing: str | None = None
         self.switches = 0
         self.probes = 0
+        self.dropped = 0
         self.lost_ms = 0.0
         self.spent_ms = 0.0
         self._step = 0
@@ -125,6 +128,8 @@ class Controller:
         self._recent = 0.0
         self._recent_at = 0
         self._probed_at = NEVER
+        self._dropped_at = NEVER
+        self._extended = False
         self._came_back_at = NEVER
         self._lost: dict[str, tuple[Key, int]] = {}
         self._probe_key: Key = (0, 0)
@@ -191,12 +196,19 @@ class Controller:
         return rules.leave - wider, rules.come_back + wider
 
     def _decide(self, key: Key) -> None:
+        enough = len(self._probe_ms) >= ENOUGH
+        if self.probing is not None and key == self._probe_key and not enough and not self._extended:
+            self._extended = True
+            return
         probed, self.probing = self.probing, None
         if probed is not None:
             self._since, self._settled_ms = 0, self.spent_ms
-            if len(self._probe_ms) >= ENOUGH:
+            if enough:
                 # What lies before the probe may be of other days than the figure that it is compared with.
                 self.cells.renew(probed, self._probe_key, self._probe_ms, self._step)
+            if not enough or key != self._probe_key:
+                self._drop(probed)
+                return
         verdict = self._verdict(key)
         leave, come_back = self._margins()
         speedup = verdict.speedup
@@ -223,9 +235,17 @@ class Controller:
 
     def _may_ask(self, other: str, key: Key) -> bool:
         """Whether a verdict for ``other`` may have its probe; not again where one just said no."""
+        # A dropped probe says nothing of any batch, and batches that keep changing would drop the next as well.
+        if self._step - self._dropped_at < self.settings.backoff:
+            return False
         where, at = self._lost.get(other, (None, NEVER))
         wait = self._backoff if other == SPECULATE else self.settings.backoff
         return where != key or self._step - at >= wait
+
+    def _drop(self, probed: str) -> None:
+        self._streak, self._dropped_at = 0, self._step
+        self.dropped += 1
+        self._events.append(Event("drop", probed, self._verdict(self._probe_key)))
 
     def _switch(self, mode: str, verdict: Verdict) -> None:
         self.mode, self._streak, self._since = mode, 0, 0
@@ -249,7 +269,7 @@ class Controller:
 
     def _probe(self, other: str, verdict: Verdict) -> None:
         self.probing, self._since, self._probed_at = other, 0, self._step
-        self._probe_key, self._probe_ms = verdict.key, []
+        self._probe_key, self._probe_ms, self._extended = verdict.key, [], False
         self.probes += 1
         if other == SPECULATE:
             self.kept_tokens.forget(0.25)
@@ -310,7 +330,7 @@ class Scripted:
 
     def __init__(self, every: int) -> None:
         self.every, self.mode, self.probing = every, SPECULATE, None
-        self.switches = self.probes = 0
+        self.switches = self.probes = self.dropped = 0
         self.lost_ms = self.spent_ms = 0.0
         self.cells, self.kept_tokens = Cells(), Kept()
         self._step = 0

@@ -27,6 +27,11 @@ ATTRIBUTE = "fork_auto"
 # Kept on a request: rows the draft owes, and whether the row of its last prefilled token is in the ring.
 OWED, WHOLE = "fork_owed_rows", "fork_row_kept"
 SCRIPT = "SGLANG_SPEC_AUTO_SCRIPT"
+COUNTED = {
+    "switch": "spec_auto_switches",
+    "probe": "spec_auto_probes",
+    "drop": "spec_auto_probes_dropped",
+}
 
 
 def runtime_of(worker: Any) -> Runtime | None:
@@ -186,6 +191,7 @@ class Runtime:
             "gave_up": self.gave_up,
             "switches": rules.switches,
             "probes": rules.probes,
+            "probes_dropped": rules.dropped,
             "kept": rules.kept_tokens.mean,
             "probe_loss_ms": round(rules.lost_ms, 3),
             "spent_ms": round(rules.spent_ms, 3),
@@ -235,14 +241,15 @@ class Runtime:
         return agreed
 
     def _report(self, event: Any) -> None:
-        counters.add("spec_auto_switches" if event.kind == "switch" else "spec_auto_probes", to=event.mode)
+        counters.add(COUNTED[event.kind], to=event.mode)
         if self.worker.target_worker.model_runner.ps.tp_rank != 0:
             return
         words = "plain decode" if event.mode == PLAIN else "speculation"
         if event.kind == "switch":
             logger.info("Switched to %s: %s", words, event.verdict.text())
         else:
-            logger.debug("Probing %s: %s", words, event.verdict.text())
+            word = "Probing" if event.kind == "probe" else "Learnt too little from a probe of"
+            logger.debug("%s %s: %s", word, words, event.verdict.text())
 
     def _write(self, batch: Any, owed: list[int]) -> None:
         owed = [min(rows, self.ring.span) for rows in owed]
