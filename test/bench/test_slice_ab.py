@@ -41,6 +41,16 @@ def test_engines_with_a_variable_of_their_own(bench: ModuleType) -> None:
     assert [item.steps for item in found] == [2, 2, 0]
 
 
+def test_upstreams_cycles_are_few_at_long_contexts_and_none_beyond(bench: ModuleType) -> None:
+    names = ["upstream-decode", "upstream-eagle3", "fork-eagle3"]
+    found = bench.cases([1024, 131072, 262144], names, 128, "fork-eagle3@1024")
+    assert [case.tokens for case in found] == [
+        {"upstream-decode": 128, "upstream-eagle3": 128},
+        {"upstream-decode": 128, "upstream-eagle3": bench.SLOW_TOKENS, "fork-eagle3": 128},
+        {"upstream-decode": 128, "fork-eagle3": 128},
+    ]
+
+
 class FakeEngine:
     startup_s = 60.0
 

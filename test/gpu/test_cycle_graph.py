@@ -77,7 +77,8 @@ def test_text_in_batches_that_requests_join_and_leave() -> None:
     """Batches form by chance, and bf16 rounds by batch size: most texts are equal, none is nonsense."""
     found = generate("")["batch"]
     equal = sum(a == b for a, b in zip(found["graph"], found["split"], strict=True))
-    assert equal >= len(found["graph"]) - 3
+    print(f"{equal} of {len(found['graph'])} texts equal")
+    assert 8 * equal >= 7 * len(found["graph"])
 
 
 def test_text_came_from_one_graph_and_the_rest_was_counted() -> None:
