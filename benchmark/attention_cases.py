@@ -60,12 +60,21 @@ class Setup:
         self.bytes = case.batch * self.length * LATENT * self.width
 
 
-def fork_plan(setup: Setup, fused: Fused | None = None) -> SplitPlan:
-    """The product's plan; ``fused`` forces one launch ("always") or two ("no") where policy would choose."""
+# Traits that force a path where policy would choose: one launch, two in CUDA C++, two in Triton.
+PATHS: dict[str, tuple[Fused, Fused]] = {
+    "one-launch": ("always", "no"),
+    "warpgroup": ("no", "always"),
+    "two-launches": ("no", "no"),
+}
+
+
+def fork_plan(setup: Setup, path: str | None = None) -> SplitPlan:
+    """The product's plan; ``path`` forces one of PATHS."""
     case = setup.case
     traits = device_traits()
-    if fused is not None:
-        traits = replace(traits, fused=fused)
+    if path is not None:
+        fused, warpgroup = PATHS[path]
+        traits = replace(traits, fused=fused, warpgroup=warpgroup)
     request = AttentionRequest(
         kind="mla",
         batch=case.batch,
@@ -94,9 +103,9 @@ def fork_context(setup: Setup) -> KVContext:
     )
 
 
-def fork_call(setup: Setup, fused: Fused | None = None, change: Change | None = None) -> tuple[Call, str]:
+def fork_call(setup: Setup, path: str | None = None, change: Change | None = None) -> tuple[Call, str]:
     """The product, or with ``change`` a plan that is only being tried."""
-    plan = fork_plan(setup, fused)
+    plan = fork_plan(setup, path)
     if change is not None:
         if not applies(plan):
             raise ValueError(f"nothing to try on {plan.reason}")

@@ -1,7 +1,7 @@
 """Where the microseconds of an attention call go: a timeline of every block, from time stamps in the kernels.
 
 Runs calls in a graph as ``bench_attention`` does in a loop, each with records of its own, so what consecutive calls
-overlap shows. Both paths: two launches (split and merge) and one.
+overlap shows. All paths: two launches (split and merge, in CUDA C++ or Triton) and one.
 
     python benchmark/attention_trace.py --contexts 16384 65536 --paths two-launches one-launch --out trace.json
 
@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention_cases import SM_SCALE, Case, Setup, fork_context, fork_plan
+from attention_cases import PATHS, SM_SCALE, Case, Setup, fork_context, fork_plan
 from attention_timeline import Axis, gaps, read_records, stages, steps
 from attention_trials import CHANGES
 from bench_attention import graph_of, replay_us
 from sglang.bench_verify.environment import capture
+from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.launch import Operands, attend
 from sglang.srt.layers.attention.verify.plan import SplitPlan
 from sglang.srt.layers.attention.verify.stamps import WIDTH
@@ -38,6 +39,8 @@ def programs(plan: SplitPlan) -> tuple[int, int]:
     r = plan.request
     if plan.tile.kernel == "fused":
         return plan.items, 0
+    if plan.tile.kernel == "warpgroup":
+        return plan.items, r.batch * WarpgroupVariant(plan.tile.block_r // 8, False).merge_blocks
     columns = -(-r.v_dim // plan.merge.block_d)
     return plan.items * plan.row_blocks, r.batch * r.tokens * r.q_heads * columns
 
@@ -90,8 +93,7 @@ def report(split: torch.Tensor, merge: torch.Tensor) -> dict[str, Any]:
 def measure(case: Case, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """One case and path; prints its tables."""
     setup = Setup(case, "cuda", args.budget_gib * 2**30)
-    one = name == "one-launch"
-    plan = fork_plan(setup, "always" if one else "no")
+    plan = fork_plan(setup, name if name in PATHS else "two-launches")
     if name in CHANGES:
         plan = CHANGES[name](plan)
     split, merge, us = traced_loop(setup, plan, args.calls)
@@ -116,9 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--contexts", nargs="+", type=int, default=[16384, 65536])
     parser.add_argument("--tokens", nargs="+", type=int, default=[3])
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument(
-        "--paths", nargs="+", default=["two-launches"], choices=["two-launches", "one-launch", *CHANGES]
-    )
+    parser.add_argument("--paths", nargs="+", default=["warpgroup"], choices=[*PATHS, *CHANGES])
     parser.add_argument("--calls", type=int, default=24, help="calls in the loop")
     parser.add_argument("--budget-gib", type=int, default=24)
     parser.add_argument("--raw", type=Path, help="folder for the records themselves")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import checks
+import paged
 import pytest
 import torch
 from cases import DEVICE
 from paged import Batch, Case, error
 from sglang.srt.layers.attention.verify import launch, stamps
-from sglang.srt.layers.attention.verify.plan import make_plan
+from sglang.srt.layers.attention.verify.plan import device_traits, make_plan
 
 from benchmark.attention_trials import CHANGES, applies
 
@@ -21,6 +22,21 @@ pytestmark = [
 BF16 = torch.bfloat16
 CHAIN = Case("chain", dtype=BF16, lengths=(1031, 67, 4099))
 GQA = Case("gqa", kind="gqa", heads=8, kv_heads=2, dtype=BF16, lengths=(1031, 67))
+
+
+def takes_either(case: Case) -> bool:
+    """Whether the two launches in CUDA C++ are right for ``case``, or only those in Triton."""
+    return case.kind == "mla" and not case.fp8 and case.mask == "none" and case.heads * case.tokens <= 32
+
+
+@pytest.fixture(autouse=True, params=["always", "no"], ids=["cuda-cpp", "triton"])
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every check with both forms of two launches, at any batch, where both are right."""
+    traits = device_traits()
+    case = request.node.callspec.params.get("case")
+    if request.param == "always" and (traits.capability != (9, 0) or (case and not takes_either(case))):
+        pytest.skip("the same kernels either way")
+    monkeypatch.setattr(paged, "device_traits", lambda: replace(traits, warpgroup=request.param))
 
 
 @pytest.mark.parametrize("case", DEVICE, ids=lambda c: c.name)
@@ -47,7 +63,7 @@ TRIED = Case("tried", dtype=BF16, lengths=(16411,))
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_being_tried_is_right(name: str, tokens: int) -> None:
     batch = Batch(replace(TRIED, tokens=tokens), "cuda")
-    plan = make_plan(batch.request, replace(batch.traits, fused="no"), 131072)
+    plan = make_plan(batch.request, replace(batch.traits, fused="no", warpgroup="no"), 131072)
     if not applies(plan):
         pytest.skip("kernels of another architecture")
     plan = CHANGES[name](plan)
@@ -63,7 +79,7 @@ def test_a_traced_launch_gives_the_same_bits(fused: str) -> None:
     plan = make_plan(batch.request, replace(batch.traits, fused=fused), 131072)  # type: ignore[arg-type]
     want, _ = batch.run(plan)
     out = torch.empty_like(want)
-    programs = want.numel() // plan.merge.block_d
+    programs = want.numel() // 32  # of the finest merge
     split, merge = (
         torch.full((n, stamps.WIDTH), -1, dtype=torch.int64, device="cuda") for n in (plan.items, programs)
     )

@@ -10,9 +10,12 @@ from sglang.srt.layers.attention.verify.table import (
     FUSED_FROM,
     FUSED_VARIABLE,
     MEASURED_FAMILIES,
+    WARPGROUP_BATCH,
+    WARPGROUP_VARIABLE,
     arch_family,
     choose_tile,
     fused_use,
+    warpgroup_use,
 )
 from sglang.verify_doctor.facts import nvidia
 from sglang.verify_doctor.facts.document import section
@@ -36,9 +39,10 @@ def attention(facts: Mapping[str, Any], mode: str) -> list[Finding]:
             )
             continue
         family = arch_family(pair)
-        setting = str(section(facts, "environment").get(FUSED_VARIABLE) or "auto")
+        chosen = section(facts, "environment")
+        fused, warpgroup = (str(chosen.get(name) or "auto") for name in (FUSED_VARIABLE, WARPGROUP_VARIABLE))
         tiles = "; ".join(
-            f"{name} {_text(family, kind, dim, size, setting)}" for name, kind, dim, size in SHOWN
+            f"{name} {_text(pair, kind, dim, size, fused, warpgroup)}" for name, kind, dim, size in SHOWN
         )
         known = {"generic": "no row of its own in the table"}.get(
             family,
@@ -49,13 +53,19 @@ def attention(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     return findings
 
 
-def _text(family: str, kind: str, dim: int, size: int, setting: str) -> str:
-    """The tile of small batches, and from which batch on the one launch takes over."""
+def _text(capability: tuple[int, int], kind: str, dim: int, size: int, fused: str, warpgroup: str) -> str:
+    """The tile of small batches, and from which batch on another form takes over."""
+    family = arch_family(capability)
     tile = choose_tile(family, kind, ROWS, dim, size, True)
-    use = fused_use(family, setting) if kind == "mla" else "no"
+    use = fused_use(family, fused) if kind == "mla" else "no"
     if use == "always":
         return FORMS["fused"]
     text = f"{tile.kernel} {tile.block_n}x{tile.block_r}, {tile.num_warps} warps"
+    small = warpgroup_use(capability, warpgroup) if kind == "mla" and size == 2 else "no"
+    if small == "always":
+        text = FORMS["warpgroup"]
+    elif small == "measured":
+        text = f"{FORMS['warpgroup']} up to batch {WARPGROUP_BATCH}, then {text}"
     if use == "measured" and size in FUSED_FROM:
         text += f", from batch {FUSED_FROM[size]} on {FORMS['fused']}"
     return text

@@ -128,10 +128,11 @@ def backend_facts(it: Deployment, side: Side, *, draft: bool) -> BackendFacts:
 def set_traits(it: Deployment, gpu: Machine) -> DeviceTraits:
     """The device as its environment has it, whatever the server's arguments are."""
     from sglang.srt.layers.attention.verify.plan import planned_traits
-    from sglang.srt.layers.attention.verify.table import FUSED_VARIABLE
+    from sglang.srt.layers.attention.verify.table import FUSED_VARIABLE, WARPGROUP_VARIABLE
 
-    setting = str(section(it.facts, "environment").get(FUSED_VARIABLE) or "auto")
-    return planned_traits(gpu.capability, gpu.multiprocessors or 1, setting)
+    chosen = section(it.facts, "environment")
+    fused, warpgroup = (str(chosen.get(name) or "auto") for name in (FUSED_VARIABLE, WARPGROUP_VARIABLE))
+    return planned_traits(gpu.capability, gpu.multiprocessors or 1, fused, warpgroup)
 
 
 def traits(it: Deployment, gpu: Machine) -> DeviceTraits:

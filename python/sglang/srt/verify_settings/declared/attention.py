@@ -14,6 +14,14 @@ SETTINGS = (
         choices=("auto", "on", "off"),
     ),
     Setting(
+        "SGLANG_FORK_WARPGROUP_ATTENTION",
+        "choice",
+        "auto",
+        "MLA attention of Hopper in two launches of CUDA C++: auto (where it is measured to be faster), on (wherever it is right) or off",
+        "sglang.srt.layers.attention.verify.plan, in every rank",
+        choices=("auto", "on", "off"),
+    ),
+    Setting(
         "SGLANG_FORK_KERNEL_CACHE",
         "path",
         "(in the user's cache)",

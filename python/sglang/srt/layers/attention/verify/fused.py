@@ -63,7 +63,19 @@ def _aligned(tensor: torch.Tensor, strides: int) -> bool:
 
 
 def parameters(call: FusedCall) -> Params:
-    """Arguments of one launch; every tensor must outlive it."""
+    """Arguments of the one launch; every tensor must outlive it."""
+    space = call.workspace
+    width = call.plan.items + call.plan.request.tokens * call.plan.request.q_heads
+    return arguments(call, space.packets, space.headers, width, call.trace)
+
+
+def arguments(
+    call: FusedCall, packets: torch.Tensor, headers: torch.Tensor, width: int, trace: torch.Tensor | None
+) -> Params:
+    """Arguments of a kernel over a latent cache that leaves results in ``packets`` and log-sum-exps in ``headers``.
+
+    ``width``: distance between two rows of ``headers``. Every tensor must outlive the launch.
+    """
     plan, context = call.plan, call.context
     r = plan.request
     table = context.req_to_token
@@ -81,8 +93,8 @@ def parameters(call: FusedCall) -> Params:
         call.latent.data_ptr(),
         call.out.data_ptr(),
         _address(call.lse),
-        call.workspace.packets.data_ptr(),
-        call.workspace.headers.data_ptr(),
+        packets.data_ptr(),
+        headers.data_ptr(),
         context.seq_lens.data_ptr(),
         _address(context.req_pool_indices),
         _address(slots),
@@ -99,15 +111,15 @@ def parameters(call: FusedCall) -> Params:
         r.tokens,
         r.q_heads,
         flags,
-        plan.items + r.tokens * r.q_heads,
+        width,
     )
-    if call.trace is None:
+    if trace is None:
         return Params(*common)
-    return TracedParams(*common, call.trace.data_ptr())
+    return TracedParams(*common, trace.data_ptr())
 
 
-def attend_fused(call: FusedCall) -> None:
-    """Launch on the current stream. Raises ValueError when cache or output rows are not 16-byte aligned."""
+def checked(call: FusedCall) -> FusedCall:
+    """``call`` with queries that copies of 16 bytes can read. Raises ValueError when cache or output rows are not aligned."""
     if not _aligned(call.latent, 1) or call.out.data_ptr() % 16:
         raise ValueError("cache rows and the output must start at multiples of 16 bytes")
     indptr = call.context.kv_indptr
@@ -115,7 +127,17 @@ def attend_fused(call: FusedCall) -> None:
         raise ValueError(f"kv_indptr is {indptr.dtype}, needs int32")
     if not _aligned(call.q, 2):
         fallbacks.record(fused_driver.PATH, "queries not aligned to 16 bytes are copied first")
-        call = replace(call, q=call.q.clone(memory_format=torch.contiguous_format))
+        return replace(call, q=call.q.clone(memory_format=torch.contiguous_format))
+    return call
+
+
+def stream_of(call: FusedCall) -> int:
+    """The stream to launch on."""
+    return torch.cuda.current_stream(call.q.device).cuda_stream if call.q.is_cuda else 0
+
+
+def attend_fused(call: FusedCall) -> None:
+    """Launch on the current stream. Raises ValueError when cache or output rows are not 16-byte aligned."""
+    call = checked(call)
     kernel = fused_driver.load(variant_of(call), call.q.device)
-    stream = torch.cuda.current_stream(call.q.device).cuda_stream if call.q.is_cuda else 0
-    kernel.launch(parameters(call), call.plan.items, stream)
+    kernel.launch(parameters(call), call.plan.items, stream_of(call))

@@ -1,4 +1,4 @@
-"""Builds ``fused.cu`` at run time (NVRTC, which comes with PyTorch) and keeps the machine code on disk.
+"""Builds ``fused.cu`` and ``warpgroup.cu`` at run time (NVRTC, which comes with PyTorch) and keeps the machine code on disk.
 
 No compiler driver, headers or network are needed, and no device: the tests compile every variant with it.
 ``fused_driver`` loads the result.
@@ -17,12 +17,27 @@ from pathlib import Path
 
 from sglang.srt.verify_settings import read_text
 
-SOURCE = Path(__file__).with_name("fused.cu")
-HEADERS = tuple(SOURCE.with_name(name) for name in ("fused_device.cuh", "fused_merge.cuh", "fused_tile.cuh"))
+_HERE = Path(__file__).parent
+# A source, then what it includes.
+FUSED = tuple(
+    _HERE / name
+    for name in ("fused.cu", "fused_device.cuh", "fused_merge.cuh", "fused_tile.cuh", "fused_work.cuh")
+)
+WARPGROUP = tuple(
+    _HERE / name
+    for name in (
+        "warpgroup.cu", "warpgroup_device.cuh", "warpgroup_merge.cuh", "warpgroup_split.cuh",
+        "fused_device.cuh", "fused_work.cuh",
+    )
+)  # fmt: skip
 CACHE_VARIABLE = "SGLANG_FORK_KERNEL_CACHE"
 STAGE_KEYS = 32
 # Bytes of shared memory that one block may have.
 SHARED_LIMIT = {(9, 0): 232_448, (10, 0): 232_448, (10, 3): 232_448, (12, 0): 101_376, (12, 1): 101_376}
+
+
+# Of the kernels in ``warpgroup.cu``: keys in the ring, threads of a split and of a merge block, packets that the latter adds up.
+WARPGROUP_RING, WARPGROUP_THREADS, WARPGROUP_MERGE_THREADS, WARPGROUP_PACKETS = 128, 256, 256, 16
 
 
 class BuildError(RuntimeError):
@@ -43,6 +58,11 @@ class Variant:
     stages: int
     traced: bool = False
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The source, then what it includes."""
+        return FUSED
+
     def options(self, arch: str) -> tuple[str, ...]:
         """Options of the run-time compiler for ``arch`` ("sm_90a")."""
         return (
@@ -62,6 +82,50 @@ class Variant:
         keys = STAGE_KEYS * (2 if self.stages >= 5 and self.row_tiles + self.fp8 <= 3 else 1)
         scores = 4 * rows * (keys + 4) * 4 + rows * (2 * keys + 16) + rows * 4 + rows * 8
         return self.stages * STAGE_KEYS * pitch + scores + 16 * self.stages
+
+
+@dataclass(frozen=True)
+class WarpgroupVariant:
+    """Compile-time choices of ``warpgroup.cu``: row tiles of 8, fp16 instead of bf16, time stamps."""
+
+    row_tiles: int
+    half: bool
+    traced: bool = False
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The source, then what it includes."""
+        return WARPGROUP
+
+    def options(self, arch: str) -> tuple[str, ...]:
+        """Options of the run-time compiler for ``arch`` ("sm_90a")."""
+        return (
+            f"--gpu-architecture={arch}",
+            "--std=c++17",
+            f"-DNT={self.row_tiles}",
+            f"-DHALF={int(self.half)}",
+            *(("-DTRACE",) if self.traced else ()),
+        )
+
+    def shared_bytes(self) -> int:
+        """Shared memory of a split block: ring, queries, probabilities, rows, barriers."""
+        rows = 8 * self.row_tiles
+        return WARPGROUP_RING * 1152 + rows * (1152 + 64 * 2 + 2 * 4 * 4) + 16 * 4
+
+    def merge_bytes(self) -> int:
+        """Shared memory of a merge block: sums of its groups of threads, a maximum and a sum of weights a row."""
+        groups = WARPGROUP_MERGE_THREADS // WARPGROUP_PACKETS
+        return groups * (WARPGROUP_PACKETS * 48 + 32)
+
+    @property
+    def split_packets(self) -> int:
+        """16-byte packets that a split leaves."""
+        return self.row_tiles * 8 * 512 // 8
+
+    @property
+    def merge_blocks(self) -> int:
+        """Merge blocks a request."""
+        return self.split_packets // WARPGROUP_PACKETS
 
 
 def deepest(row_tiles: int, half: bool, fp8: bool, capability: tuple[int, int]) -> Variant | None:
@@ -113,7 +177,7 @@ def compile_source(source: str, options: tuple[str, ...], headers: Mapping[str, 
     texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
     names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
     status = library.nvrtcCreateProgram(
-        ctypes.byref(program), source.encode(), SOURCE.name.encode(), len(headers), texts, names
+        ctypes.byref(program), source.encode(), b"kernel.cu", len(headers), texts, names
     )
     if status:
         raise BuildError("the run-time compiler does not start")
@@ -135,17 +199,18 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-fork" / "kernels"
 
 
-def machine_code(variant: Variant, arch: str) -> bytes:
+def machine_code(variant: Variant | WarpgroupVariant, arch: str) -> bytes:
     """Machine code of ``variant`` for ``arch``, from the cache if it is there.
 
     Raises:
         BuildError: no compiler, or it refuses. An unwritable cache is no error, only slow.
     """
-    source = SOURCE.read_text(encoding="utf-8")
-    headers = {path.name: path.read_text(encoding="utf-8") for path in HEADERS}
+    main, *included = variant.files
+    source = main.read_text(encoding="utf-8")
+    headers = {path.name: path.read_text(encoding="utf-8") for path in included}
     options = variant.options(arch)
     name = hashlib.sha256("\0".join((source, *headers.values(), *options)).encode()).hexdigest()[:32]
-    path = cache_directory() / f"fused-{arch}-{name}.cubin"
+    path = cache_directory() / f"{main.stem}-{arch}-{name}.cubin"
     try:
         code = path.read_bytes()
         if code:

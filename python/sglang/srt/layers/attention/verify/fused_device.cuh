@@ -5,7 +5,7 @@
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ __launch_bounds__(THREADS, 1)
 #define SHARED_BASE() \
-  extern __shared__ __align__(128) unsigned char shared_memory[]; \
+  extern __shared__ __align__(1024) unsigned char shared_memory[]; \
   const u32 sm = (u32)__cvta_generic_to_shared(shared_memory)
 
 DEVICE void barrier_init(u32 a, u32 n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(a), "r"(n) : "memory"); }

@@ -13,6 +13,7 @@ from sglang.srt.layers.attention.verify.merge import merge_kernel
 from sglang.srt.layers.attention.verify.plain import attend_plain
 from sglang.srt.layers.attention.verify.plan import SplitPlan
 from sglang.srt.layers.attention.verify.split import split_kernel
+from sglang.srt.layers.attention.verify.warpgroup import attend_warpgroup
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 
@@ -226,11 +227,15 @@ def attend(
     if plan.tile.kernel == "plain":
         attend_plain(x.q, x.k, x.v, x.out, context, plan, sm_scale, k_scale, v_scale, logit_cap, x.lse)
         return
-    if plan.tile.kernel == "fused":
-        stamps = x.trace[0] if x.trace is not None else None
-        attend_fused(
-            FusedCall(plan, workspace, x.q, x.k, x.out, x.lse, context, sm_scale * k_scale, v_scale, stamps)
+    if plan.tile.kernel in ("fused", "warpgroup"):
+        stamps = x.trace if x.trace is not None else (None, None)
+        call = FusedCall(
+            plan, workspace, x.q, x.k, x.out, x.lse, context, sm_scale * k_scale, v_scale, stamps[0]
         )
+        if plan.tile.kernel == "fused":
+            attend_fused(call)
+        else:
+            attend_warpgroup(call, stamps[1])
         return
 
     table = context.req_to_token if context.req_to_token is not None else context.kv_indices

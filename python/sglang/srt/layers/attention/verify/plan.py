@@ -19,6 +19,8 @@ from sglang.srt.layers.attention.verify.table import (
     FUSED_ROWS,
     FUSED_VARIABLE,
     MEASURED_FAMILIES,
+    WARPGROUP_ROWS,
+    WARPGROUP_VARIABLE,
     Fused,
     Merge,
     Splits,
@@ -30,6 +32,9 @@ from sglang.srt.layers.attention.verify.table import (
     fused_pays,
     fused_tile,
     fused_use,
+    warpgroup_pays,
+    warpgroup_tile,
+    warpgroup_use,
 )
 from sglang.srt.verify_settings import read_text
 
@@ -39,12 +44,13 @@ class DeviceTraits:
     """What a plan depends on about the device: ``capability`` (0, 0) is a CPU.
 
     ``fused`` says whether the one-launch kernel can be built there, and if it is used wherever it is right or only
-    where it was measured to be faster.
+    where it was measured to be faster; ``warpgroup`` the same of the two launches in CUDA C++.
     """
 
     capability: tuple[int, int]
     sm_count: int
     fused: Fused = "no"
+    warpgroup: Fused = "no"
 
 
 @dataclass(frozen=True)
@@ -84,25 +90,37 @@ def device_traits(device_index: int = 0) -> DeviceTraits:
 
 
 def traits_of(device_index: int) -> DeviceTraits:
-    """Traits of a CUDA device; builds the one-launch kernel where ``SGLANG_FORK_FUSED_ATTENTION`` wants it."""
-    from sglang.srt.layers.attention.verify.fused_driver import available
+    """Traits of a CUDA device; builds the kernels in CUDA C++ that its settings want."""
+    from sglang.srt.layers.attention.verify.fused_driver import available, warpgroup_available
 
     properties = torch.cuda.get_device_properties(device_index)
     capability = (properties.major, properties.minor)
     planned = planned_traits(
-        capability, properties.multi_processor_count, read_text(FUSED_VARIABLE) or "auto"
+        capability,
+        properties.multi_processor_count,
+        read_text(FUSED_VARIABLE) or "auto",
+        read_text(WARPGROUP_VARIABLE) or "auto",
     )
     if planned.fused != "no" and not available(device_index):
-        return replace(planned, fused="no")
+        planned = replace(planned, fused="no")
+    if planned.warpgroup != "no" and not warpgroup_available(device_index):
+        planned = replace(planned, warpgroup="no")
     return planned
 
 
-def planned_traits(capability: tuple[int, int], sm_count: int, setting: str) -> DeviceTraits:
-    """Traits of a device that is not at hand, as ``traits_of`` has them where the one-launch kernel builds.
+def planned_traits(
+    capability: tuple[int, int], sm_count: int, fused: str, warpgroup: str = "auto"
+) -> DeviceTraits:
+    """Traits of a device that is not at hand, as ``traits_of`` has them where both kernels build.
 
-    ``setting`` is the value of ``SGLANG_FORK_FUSED_ATTENTION`` there.
+    ``fused`` and ``warpgroup`` are the values of ``SGLANG_FORK_FUSED_ATTENTION`` and ``SGLANG_FORK_WARPGROUP_ATTENTION`` there.
     """
-    return DeviceTraits(capability, sm_count, fused_use(arch_family(capability), setting))
+    return DeviceTraits(
+        capability,
+        sm_count,
+        fused_use(arch_family(capability), fused),
+        warpgroup_use(capability, warpgroup),
+    )
 
 
 # Splits of the stock GQA decode kernel (upstream's default), and how many of its programs keep one SM busy.
@@ -130,7 +148,7 @@ def partial_dtype(request: AttentionRequest, tile: Tile) -> torch.dtype:
 
     bf16 keeps the range of a bf16 cache; an fp8 cache, taken without its scale, fits fp16 and keeps its digits.
     """
-    if tile.kernel != "hopper":
+    if tile.kernel not in ("hopper", "warpgroup"):
         return torch.float32
     return torch.float16 if request.kv_dtype.itemsize == 1 else request.q_dtype
 
@@ -150,6 +168,15 @@ def fused_variant(request: AttentionRequest, device: DeviceTraits) -> Variant | 
     return deepest(-(-r.rows // 8), r.q_dtype == torch.float16, r.kv_dtype.itemsize == 1, device.capability)
 
 
+def takes_warpgroup(request: AttentionRequest, device: DeviceTraits) -> bool:
+    """Whether the two launches in CUDA C++ are right for ``request`` on ``device``, and wanted there."""
+    r = request
+    if device.warpgroup == "no" or (device.warpgroup == "measured" and not warpgroup_pays(r.batch)):
+        return False
+    plain = r.kind == "mla" and r.mask == "none"
+    return plain and r.q_dtype.itemsize == r.kv_dtype.itemsize == 2 and r.rows <= WARPGROUP_ROWS
+
+
 def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int) -> SplitPlan:
     """Plan for an admitted ``request``; ``max_context`` bounds the length of any request, in tokens."""
     if max_context < 1:
@@ -162,6 +189,8 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     variant = fused_variant(request, device)
     if variant is not None:
         tile = fused_tile(request.rows, variant.stages)
+    elif takes_warpgroup(request, device):
+        tile = warpgroup_tile(request.rows)
     if family == "interpreter" and not triton.knobs.runtime.interpret:
         tile = Tile("plain", tile.block_n, tile.block_r, 1, 1)
     splits = choose_splits(family, request.kind)
@@ -186,7 +215,7 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         row_blocks,
         partial_dtype(request, tile),
         early_merge=device.capability >= (9, 0),
-        early_split=tile.kernel in ("hopper", "fused"),
+        early_split=tile.kernel in ("hopper", "fused", "warpgroup"),
         use=use,
         reason=reason,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kernel = Literal["fused", "hopper", "triton", "plain"]
+Kernel = Literal["fused", "warpgroup", "hopper", "triton", "plain"]
 Fused = Literal["no", "measured", "always"]
 
 # Architectures whose rows were measured; the others were chosen by ahead-of-time compilation alone.
@@ -17,6 +17,7 @@ MEASURED_FAMILIES = ("sm_90",)
 # What a call with each kernel is, in words.
 FORMS: dict[Kernel, str] = {
     "fused": "one launch (CUDA C++)",
+    "warpgroup": "split and merge launches (CUDA C++)",
     "hopper": "split and merge launches (Triton, warp-specialised)",
     "triton": "split and merge launches (Triton)",
     "plain": "PyTorch",
@@ -111,6 +112,34 @@ def fused_use(family: str, setting: str) -> Fused:
     if setting == "on":
         return "always"
     return "measured" if setting != "off" and family in MEASURED_FAMILIES else "no"
+
+
+# Up to 32 rows: one warpgroup holds their results. Batches up to this were measured to gain.
+WARPGROUP_ROWS, WARPGROUP_BATCH = 32, 4
+WARPGROUP_VARIABLE = "SGLANG_FORK_WARPGROUP_ATTENTION"
+
+
+def warpgroup_use(capability: tuple[int, int], setting: str) -> Fused:
+    """Where the two launches in CUDA C++ are wanted, for a value of ``SGLANG_FORK_WARPGROUP_ATTENTION``.
+
+    Their products are an instruction that only capability 9.0 has.
+    """
+    if setting == "off" or capability != (9, 0):
+        return "no"
+    return "always" if setting == "on" else "measured"
+
+
+def warpgroup_pays(batch: int) -> bool:
+    """Are they faster than the two launches in Triton? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32.
+
+    Up to batch 4 they are at every length; at batch 8 they lose 5% at 1k and gain 1% beyond, at 32 they lose up to 40%.
+    """
+    return batch <= WARPGROUP_BATCH
+
+
+def warpgroup_tile(rows: int) -> Tile:
+    """Tile of the two launches in CUDA C++: 64 keys by whole groups of eight rows, a ring of four half tiles."""
+    return Tile("warpgroup", 64, -(-rows // 8) * 8, 8, 4)
 
 
 def fused_tile(rows: int, stages: int) -> Tile:

@@ -39,6 +39,9 @@ class Needs:
         rows = r.tokens * r.q_heads
         if plan.tile.kernel == "fused":
             return Needs(0, 0, plan.items * rows * r.v_dim // 2, plan.items * (plan.items + rows))
+        if plan.tile.kernel == "warpgroup":
+            # Results leave as the matrix instructions have them: with the rows that pad the last tile of eight.
+            rows = plan.tile.block_r
         return Needs(plan.items * rows * r.v_dim * plan.partial_dtype.itemsize, plan.items * rows)
 
     @staticmethod

@@ -1,0 +1,101 @@
+// Split-KV attention over an absorbed MLA cache (latent 576, value = its first 512) in two launches for Hopper, for up to 32
+// query rows (draft tokens x heads) and 2-byte caches. docs/verify-attention.md explains the tile, warpgroup.py launches.
+//
+// `verify_split`: a block takes a run of keys of one request. Four warps copy their rows into a ring of tiles in the order that
+// the matrix instructions want, a warpgroup multiplies: S^T[keys, rows] = K Q^T, O^T[dims, rows] = V^T P^T, both from the same
+// tile. What it has goes out as its threads hold it, 16 bytes a thread, side by side: nothing is turned.
+// `verify_merge`: adds the blocks of a request, in an order that never changes, and puts values where they belong.
+//
+// Compile-time: NT (row tiles of 8), HALF (0: bf16, 1: fp16). No headers: the run-time compiler has none.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef long long i64;
+typedef unsigned long long u64;
+
+#ifndef NT
+#define NT 3
+#endif
+#ifndef HALF
+#define HALF 0
+#endif
+#define FP8 0
+
+constexpr int KEYS = 64;             // keys a tile
+constexpr int STAGES = 4, STAGE_KEYS = 32;  // halves of two tiles
+constexpr int CONSUMERS = 4;         // warps that multiply: a warpgroup
+constexpr int PRODUCERS = 4;         // warps that copy
+constexpr int THREADS = 32 * (CONSUMERS + PRODUCERS);
+constexpr int LATENT = 576, VALUE = 512;
+constexpr int ROWS8 = 8 * NT;        // query rows, padded
+constexpr int BLOCK = 64;            // dims that lie side by side: a row of 128 bytes, its 16-byte pieces swizzled
+constexpr int BLOCKS = LATENT / BLOCK, OUTPUTS = VALUE / BLOCK;
+constexpr int CHUNKS = 2 * LATENT / 16;
+constexpr int BLOCK_BYTES = KEYS * 128, TILE_BYTES = BLOCKS * BLOCK_BYTES, HALF_BYTES = STAGE_KEYS * 128;
+constexpr int Q_BLOCK_BYTES = ROWS8 * 128;
+constexpr int SPLIT_PACKETS = NT * 4 * 128;  // [row tile][pair of dim blocks][thread], 16 bytes each
+constexpr int OUT_PITCH = 2 * VALUE + 16;    // a lone block's result on its way out, in the ring
+
+// Shared memory of the split: ring, queries, probabilities, what warps tell each other of a row, barriers (full, empty).
+constexpr int AT_QUERIES = STAGES / 2 * TILE_BYTES;
+constexpr int AT_P = AT_QUERIES + BLOCKS * Q_BLOCK_BYTES;
+constexpr int AT_ROWS = AT_P + ROWS8 * KEYS * 2;
+constexpr int AT_BARRIER = AT_ROWS + 2 * ROWS8 * CONSUMERS * 4;
+constexpr int SHARED_BYTES = AT_BARRIER + 16 * STAGES;
+
+// The merge: a block adds up PACKETS packets of every split of a request, GROUPS threads each.
+constexpr int MERGE_THREADS = 256, PACKETS = 16, GROUPS = MERGE_THREADS / PACKETS;
+constexpr int MERGE_BLOCKS = SPLIT_PACKETS / PACKETS;  // a request
+
+#include "fused_work.cuh"
+#include "warpgroup_device.cuh"
+#include "warpgroup_split.cuh"
+#include "warpgroup_merge.cuh"
+
+KERNEL_SPLIT void verify_split(const __grid_constant__ Params p) {
+  SHARED_BASE();
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, item = block_id();
+  let_next_kernel_start();
+  NOTE(0, TIMER_FIRST, timer_now());
+  STAMP(START);
+  NOTE(0, MULTIPROCESSOR, multiprocessor());
+  if (tid == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(sm + AT_BARRIER + 8 * i, 32 * PRODUCERS);
+      barrier_init(sm + AT_BARRIER + 8 * (STAGES + i), CONSUMERS);
+    }
+    barriers_ready();
+  }
+  const Work w = find_work(p, item, lane);
+  STAMP(LENGTHS_READ);
+  __syncthreads();
+  // Requests without keys have no block of their own: block i writes the zeros of request i.
+  const bool padding = item < p.batch && request_length(p, item) == 0;
+  if (warp >= CONSUMERS) {
+    if (w.request >= 0) produce(p, w, sm, warp - CONSUMERS, lane);
+    // Every block waits, also one without work: the end of this grid stands for the end of those before it.
+    wait_for_previous_kernel();
+  } else if (w.request >= 0) consume(p, w, sm, tid, item);
+  else wait_for_previous_kernel();
+  if (padding) write_padding(p, tid, item);
+  NOTE(0, TIMER_LAST, timer_now());
+  STAMP(WRITTEN);
+  NOTE(0, WORK, w.hi - w.lo);
+}
+
+// Grid (MERGE_BLOCKS, batch).
+KERNEL_MERGE void verify_merge(const __grid_constant__ Params p) {
+  SHARED_BASE();
+  let_next_kernel_start();
+  NOTE(0, TIMER_FIRST, timer_now());
+  STAMP(START);
+  NOTE(0, MULTIPROCESSOR, multiprocessor());
+  const Share s = find_share(p, block_row(), threadIdx.x & 31);
+  STAMP(LENGTHS_READ);
+  wait_for_previous_kernel();
+  STAMP(WAIT_OVER);
+  if (s.count > 1) merge(p, s, sm, threadIdx.x, block_row(), block_id());
+  NOTE(0, TIMER_LAST, timer_now());
+  STAMP(WRITTEN);
+  NOTE(0, WORK, s.count);
+}
