@@ -531,7 +531,11 @@ def test_load_of_a_recorded_gpu() -> None:
     ("name", "level", "says"),
     [
         (RTX, Level.NOTE, ("sm_120", "never run", "MLA bf16 triton 32x32")),
-        ("h200_x1_vm", Level.OK, ("sm_90 (measured)", "MLA bf16 hopper 64x32")),
+        (
+            "h200_x1_vm",
+            Level.OK,
+            ("sm_90 (measured)", "MLA bf16 split and merge launches (CUDA C++) up to batch 64"),
+        ),
         ("t4_x1", Level.NOTE, ("7.5", "stock kernels")),
     ],
 )
@@ -541,21 +545,34 @@ def test_kernels_of_an_architecture(name: str, level: Level, says: tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("setting", "says", "not_says"),
+    ("fused", "warpgroup", "says", "not_says"),
     [
         (
             "auto",
-            "MLA bf16 hopper 64x32, 4 warps, from batch 24 on one launch (CUDA C++); "
+            "auto",
+            "MLA bf16 split and merge launches (CUDA C++) up to batch 64, then hopper 64x32, 4 warps; "
             "MLA fp8 hopper 64x32, 4 warps, from batch 4 on one launch (CUDA C++)",
             "",
         ),
-        ("off", "MLA bf16 hopper 64x32, 4 warps; MLA fp8", "one launch"),
-        ("on", "MLA bf16 one launch (CUDA C++); MLA fp8 one launch", "hopper"),
+        (
+            "auto",
+            "off",
+            "MLA bf16 hopper 64x32, 4 warps, from batch 24 on one launch (CUDA C++); MLA fp8",
+            "split",
+        ),
+        ("off", "off", "MLA bf16 hopper 64x32, 4 warps; MLA fp8", "CUDA C++"),
+        ("off", "on", "MLA bf16 split and merge launches (CUDA C++); MLA fp8 hopper", "one launch"),
+        ("on", "auto", "MLA bf16 one launch (CUDA C++); MLA fp8 one launch", "hopper"),
     ],
 )
-def test_the_one_launch_kernel_is_named_where_it_runs(setting: str, says: str, not_says: str) -> None:
+def test_kernels_in_cuda_are_named_where_they_run(
+    fused: str, warpgroup: str, says: str, not_says: str
+) -> None:
     content = facts("h200_x1_vm")
-    content["environment"] |= {"SGLANG_FORK_FUSED_ATTENTION": setting}
+    content["environment"] |= {
+        "SGLANG_FORK_FUSED_ATTENTION": fused,
+        "SGLANG_FORK_WARPGROUP_ATTENTION": warpgroup,
+    }
     (found,) = [f for f in checks.judge(content) if f.group == "fork" and f.about == "kernels"]
     assert says in found.found, found.found
     assert not not_says or not_says not in found.found

@@ -186,16 +186,16 @@ CASES = (
         draft="draft",
     ),
     Case(
-        "a rank of Kimi with batches on both sides of the one launch",
+        "a rank of Kimi with batches on both sides of the kernels in CUDA",
         "h200_x1_vm",
         "slice",
         (
-            *("--attention-backend", "triton", "--max-running-requests", "32", *CHAIN, *DUMMY),
-            *("--cuda-graph-config", '{"decode": {"bs": [1, 2, 4, 8, 16, 24, 32]}}'),
+            *("--attention-backend", "triton", "--max-running-requests", "96", *CHAIN, *DUMMY),
+            *("--cuda-graph-config", '{"decode": {"bs": [1, 2, 4, 8, 16, 64, 96]}}'),
         ),
         {
-            "attention, verify": "batch 1 to 16 split and merge launches (Triton, warp-specialised), "
-            "batch 24 to 32 one launch (CUDA C++)",
+            "attention, verify": "batch 1 to 64 split and merge launches (CUDA C++), "
+            "batch 96 split and merge launches (Triton, warp-specialised)",
             "attention, draft": "triton",
         },
         draft="low",

@@ -75,13 +75,19 @@ def compile_launch(launch: Launch, types: dict[str, str], arch: int) -> Resource
     return resources(compiled.asm["cubin"], compiled.metadata.shared)
 
 
-def resources(code: bytes, shared: int) -> Resources:
-    """What the machine code asks of a multiprocessor; ``shared`` is dynamic, so it is not in there."""
+def resources(code: bytes, shared: int, entry: str = "") -> Resources:
+    """What the machine code asks of a multiprocessor; ``shared`` is dynamic, so it is not in there.
+
+    ``entry``: which of its kernels, if it has several.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
         usage = _tool("-res-usage", file.name)
         sass = _tool("-sass", file.name)
+    if entry:
+        usage, sass = (re.split(rf"Function\s*:?\s*{entry}\b", text)[1] for text in (usage, sass))
+        sass = sass.split("Function :")[0]
     registers = re.search(r"REG:(\d+)", usage)
     stack = re.search(r"STACK:(\d+)", usage)
     assert registers and stack, usage

@@ -97,31 +97,37 @@ def test_unknown_architecture_gets_the_generic_tile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "request_", "forms"),
+    ("setting", "warpgroup", "request_", "forms"),
     [
-        ("auto", MLA, [(1, 16, "split and merge"), (24, 64, "one launch")]),
+        ("auto", "auto", MLA, [(1, 64, "(CUDA C++)"), (96, 96, "(Triton")]),
+        ("auto", "auto", replace(MLA, tokens=1), [(1, 64, "(CUDA C++)"), (96, 96, "(Triton")]),
+        ("auto", "on", MLA, [(1, 96, "split and merge launches (CUDA C++)")]),
+        ("auto", "auto", replace(MLA, tokens=5), [(1, 96, "(Triton, warp")]),
+        ("auto", "off", MLA, [(1, 16, "split and merge"), (24, 64, "one launch"), (96, 96, "split")]),
         (
+            "auto",
             "auto",
             replace(MLA, kv_dtype=torch.float8_e4m3fn),
-            [(1, 2, "split and merge"), (4, 64, "one launch")],
+            [(1, 2, "(Triton, warp"), (4, 64, "one launch"), (96, 96, "(Triton, warp")],
         ),
         (
             "auto",
+            "on",
             replace(MLA, kv_dtype=torch.float8_e4m3fn, tokens=1),
-            [(1, 2, "split and merge"), (4, 64, "one launch")],
+            [(1, 2, "(Triton, warp"), (4, 64, "one launch"), (96, 96, "(Triton, warp")],
         ),
-        ("auto", replace(MLA, tokens=1), [(1, 64, "split and merge")]),
-        ("off", MLA, [(1, 64, "split and merge")]),
-        ("on", MLA, [(1, 64, "one launch")]),
-        ("auto", replace(GQA, tokens=1), [(1, 8, "split and merge"), (16, 64, "stock kernel")]),
+        ("off", "off", replace(MLA, tokens=1), [(1, 96, "(Triton, warp")]),
+        ("off", "off", MLA, [(1, 96, "(Triton, warp")]),
+        ("on", "auto", MLA, [(1, 64, "one launch"), (96, 96, "(Triton, warp")]),
+        ("auto", "on", replace(GQA, tokens=1), [(1, 8, "split and merge"), (16, 96, "stock kernel")]),
     ],
 )
 def test_which_kernel_serves_which_batch(
-    setting: str, request_: AttentionRequest, forms: list[tuple[int, int, str]]
+    setting: str, warpgroup: str, request_: AttentionRequest, forms: list[tuple[int, int, str]]
 ) -> None:
     """What the doctor and a server say is the plan's own word, batch by batch."""
-    device = planned_traits((9, 0), 132, setting)
-    sizes = (1, 2, 4, 8, 16, 24, 32, 64)
+    device = planned_traits((9, 0), 132, setting, warpgroup)
+    sizes = (1, 2, 4, 8, 16, 24, 32, 64, 96)
     found = by_batch(request_, device, 131_072, sizes)
     assert [(first, last) for first, last, _ in found] == [(first, last) for first, last, _ in forms]
     assert all(text in plan.form for (_, _, plan), (_, _, text) in zip(found, forms, strict=True))
@@ -130,11 +136,14 @@ def test_which_kernel_serves_which_batch(
         (said,) = [named.form for first, last, named in found if first <= size <= last]
         assert plan.form == said
         assert (plan.tile.kernel == "fused") == (said.startswith("one launch"))
+        assert (plan.tile.kernel == "warpgroup") == (said.startswith("split and merge launches (CUDA"))
 
 
 def test_an_unmeasured_architecture_keeps_two_launches() -> None:
     assert planned_traits((12, 0), 188, "auto").fused == "no"
     assert planned_traits((12, 0), 188, "on").fused == "always"
+    assert planned_traits((12, 0), 188, "auto", "on").warpgroup == "no", "it has no such instruction"
+    assert planned_traits((10, 0), 148, "auto", "on").warpgroup == "no"
 
 
 Break = Callable[[dict[str, Any]], None]

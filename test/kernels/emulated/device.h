@@ -1,20 +1,24 @@
-// A CUDA device small enough to read: the primitives of fused.cu on a CPU, one fiber a thread.
+// A CUDA device small enough to read: the primitives of fused_device.cuh on a CPU, one fiber a thread.
 //
-// Made to expose mistakes, not to be fast. Shared memory starts as NaN. An asynchronous copy reads its source at once and
-// lands only when somebody waits for its barrier: what it reads must be there, and data used without waiting is still NaN. The kernel before this one "ends" as late as it can: when
-// no thread can go on without it; only then does the caller's callback write what it owed. Stores and loads outside the
-// own block's memory, misaligned matrix loads and deadlocks end the run with a message.
+// Made to expose mistakes, not to be fast. Shared memory starts as NaN. An asynchronous copy reads its source and makes NaN of
+// its target at once, and lands only when somebody waits for its barrier: what it reads must be there, what it overwrites must be
+// done with, data used without waiting is NaN. The kernel before this one "ends" as late as it can: when no thread can go on
+// without it; only then does the caller's callback write what it owed. Warps take turns in no order, some ahead of the others.
+// Stores and loads outside the own block's memory, misaligned matrix loads and deadlocks end the run with a message. With
+// ORDERED, order.h also notices what is read before anything orders it behind its writing.
 #pragma once
 #include <ucontext.h>
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
+
+#include "order.h"
 
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
@@ -25,49 +29,60 @@ namespace device {
 typedef unsigned int u32;
 constexpr u32 BLOCK_SHIFT = 20;  // a shared address: the block above, the offset below
 
-struct Copy { u32 to; std::vector<char> data; };
-struct Barrier { int count = 0, pending = 0; u32 phase = 0; std::vector<Copy> copies; int arrivals = 0; };
-struct Meeting { int arrived = 0; u32 round = 0; };
+struct Copy { u32 to; std::vector<char> data; int by; };  // `by` a thread
+struct Barrier { int count = 0, pending = 0; u32 phase = 0; std::vector<Copy> copies; int arrivals = 0; order::Handover known; };
+struct Meeting { int arrived = 0; u32 round = 0; order::Handover known; };
 struct Warp { Meeting meet; u32 word[2][32][6]; };
-struct Block { std::vector<unsigned char> memory; std::map<u32, Barrier> barriers; Meeting all, consumers, producers, result, weights; std::vector<Warp> warps; };
-struct Fiber { ucontext_t context; std::unique_ptr<char[]> stack; int block, thread; bool done = false; std::vector<Copy> copies; };
+struct Block {
+  std::vector<unsigned char> memory;
+  order::Memory writes;
+  std::map<u32, Barrier> barriers;
+  Meeting all, consumers, producers, result, weights;
+  std::vector<Warp> warps;
+};
+struct Fiber { ucontext_t context; std::unique_ptr<char[]> stack; int block, thread; bool done = false; std::vector<Copy> copies; order::Known known; };
 
 struct State {
   ucontext_t scheduler;
   std::vector<Fiber> fibers;
   std::vector<Block> blocks;
   Fiber* now = nullptr;
-  int threads = 0;
+  int threads = 0, first = 0, width = 0;
   long progress = 0;
-  bool previous_done = false;
+  bool previous_done = false, failed = false;
   std::function<void()> body;
 };
 inline State* S = nullptr;
+inline std::string message;
 
-[[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "emulated device: %s (block %d, thread %d)\n", what, S->now ? S->now->block : -1, S->now ? S->now->thread : -1);
-  std::fflush(stderr);
-  std::_Exit(3);
+// Ends the launch: the thread that found something never goes on.
+inline void fail(const char* what) {
+  char text[200];
+  std::snprintf(text, sizeof text, "%s (block %d, thread %d)", what, S->first + S->now->block, S->now->thread);
+  message = text;
+  S->failed = true;
+  while (true) swapcontext(&S->now->context, &S->scheduler);
 }
 inline void yield() { swapcontext(&S->now->context, &S->scheduler); }
 template <class F> inline void wait_until(F ready) {
   while (!ready()) yield();
   S->progress++;
 }
-inline void meet(Meeting& m, int everybody) {
-  const u32 round = m.round;
+inline void arrive(Meeting& m, int everybody, bool orders = true) {
+  if (orders) m.known.arrive(S->now->known);
   if (++m.arrived == everybody) {
     m.arrived = 0;
-    m.round++;
-    S->progress++;
-  } else wait_until([&] { return m.round != round; });
-}
-inline void arrive(Meeting& m, int everybody) {
-  if (++m.arrived == everybody) {
-    m.arrived = 0;
+    if (orders) m.known.turn(m.round);
     m.round++;
   }
   S->progress++;
+}
+// `orders`: a barrier, behind which everybody sees what was written before it; a shuffle is none.
+inline void meet(Meeting& m, int everybody, bool orders = true) {
+  const u32 round = m.round;
+  arrive(m, everybody, orders);
+  if (m.round == round) wait_until([&] { return m.round != round; });
+  if (orders) m.known.leave(S->now->known, round);
 }
 inline Block& block() { return S->blocks[S->now->block]; }
 inline Warp& warp() { return block().warps[S->now->thread / 32]; }
@@ -80,14 +95,29 @@ inline unsigned char* at(u32 a, u32 bytes) {
   if (offset % (bytes > 16 ? 16 : bytes)) fail("misaligned access to shared memory");
   return &S->blocks[b].memory[offset];
 }
-template <class T> inline T read(u32 a) { T x; std::memcpy(&x, at(a, sizeof(T)), sizeof(T)); return x; }
-template <class T> inline void write(u32 a, T x) { std::memcpy(at(a, sizeof(T)), &x, sizeof(T)); }
+inline u32 offset(u32 a) { return a & ((1u << BLOCK_SHIFT) - 1); }
+// What nothing orders behind its writing reads as NaN.
+template <class T> inline T read(u32 a) {
+  T x;
+  std::memcpy(&x, at(a, sizeof(T)), sizeof(T));
+  if (!block().writes.known(offset(a), sizeof(T), S->now->known.seen)) std::memset(&x, 0xff, sizeof(T));
+  return x;
+}
+template <class T> inline void write(u32 a, T x) {
+  std::memcpy(at(a, sizeof(T)), &x, sizeof(T));
+  S->now->known.seen.saw(S->now->thread, block().writes.note(offset(a), sizeof(T), S->now->thread));
+}
+// A copy is there: seen by nobody yet.
+inline u32 land(const Copy& c) {
+  std::memcpy(at(c.to, 1), c.data.data(), c.data.size());
+  return block().writes.note(offset(c.to), c.data.size(), c.by);
+}
 // Every lane gives some words and then sees everybody's.
 inline const u32 (*exchange(const u32* words, int n))[6] {
   Warp& w = warp();
   const int buffer = w.meet.round & 1;
   std::memcpy(w.word[buffer][lane()], words, n * 4);
-  meet(w.meet, 32);
+  meet(w.meet, 32, false);
   return w.word[buffer];
 }
 inline Barrier& barrier(u32 a) {
@@ -98,6 +128,7 @@ inline Barrier& barrier(u32 a) {
 }
 inline void settle(Barrier& b) {
   if (b.pending == 0) {
+    b.known.turn(b.phase);
     b.phase++;
     b.pending = b.count;
     S->progress++;
@@ -121,16 +152,22 @@ inline void entry() {
   S->progress++;
   while (true) yield();
 }
-// A grid of `blocks` blocks, all resident. The callback is the end of the kernel before this one.
-inline void run_grid(int blocks, int threads, size_t shared, void (*previous)(), std::function<void()> body) {
+inline std::vector<std::unique_ptr<char[]>> stacks;  // of threads that have ended
+// `blocks` blocks of a grid `width` wide, from number `first` on, all resident. `previous` is the end of the kernel before this
+// one, if that has not ended. False: `message` says what went wrong.
+inline bool run_blocks(int first, int blocks, int width, int threads, size_t shared, bool ended, std::function<void()> previous, std::function<void()> body) {
   auto state = std::make_unique<State>();
   S = state.get();
+  S->first = first;
+  S->width = width;
   S->threads = threads;
+  S->previous_done = ended;
   S->body = body;
   S->blocks.resize(blocks);
   S->fibers.resize((size_t)blocks * threads);
   for (auto& b : S->blocks) {
     b.memory.assign(shared, 0xff);
+    b.writes.reset(shared);
     b.warps.resize(threads / 32);
   }
   constexpr size_t STACK = 96 * 1024;
@@ -138,7 +175,11 @@ inline void run_grid(int blocks, int threads, size_t shared, void (*previous)(),
     Fiber& f = S->fibers[i];
     f.block = i / threads;
     f.thread = i % threads;
-    f.stack = std::make_unique<char[]>(STACK);
+    if (stacks.empty()) f.stack = std::make_unique_for_overwrite<char[]>(STACK);
+    else {
+      f.stack = std::move(stacks.back());
+      stacks.pop_back();
+    }
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack.get();
     f.context.uc_stack.ss_size = STACK;
@@ -147,15 +188,21 @@ inline void run_grid(int blocks, int threads, size_t shared, void (*previous)(),
   }
   constexpr int QUIET = 4, STUCK = 100;  // rounds without progress; a poll costs its thread one
   int quiet = 0;
-  for (long last = -1;;) {
+  u32 dice = 1;
+  const auto roll = [&](u32 sides) { return ((dice = dice * 1664525 + 1013904223) >> 8) % sides; };
+  std::vector<Fiber*> order;  // the first of each warp
+  for (size_t i = 0; i < S->fibers.size(); i += 32) order.push_back(&S->fibers[i]);
+  for (long last = -1; !S->failed;) {
     bool all = true;
-    for (auto& f : S->fibers) {
-      if (f.done) continue;
-      all = false;
-      S->now = &f;
-      swapcontext(&S->scheduler, &f.context);
-    }
-    S->now = nullptr;
+    for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[roll(i)]);
+    for (Fiber* first : order)
+      for (int turns = roll(4) ? 1 : 8; turns; turns--)
+        for (Fiber* f = first; f < first + 32 && !S->failed; f++) {
+          if (f->done) continue;
+          all = false;
+          S->now = f;
+          swapcontext(&S->scheduler, &f->context);
+        }
     if (all) break;
     quiet = S->progress == last ? quiet + 1 : 0;
     if (quiet == QUIET && !S->previous_done) {
@@ -163,17 +210,19 @@ inline void run_grid(int blocks, int threads, size_t shared, void (*previous)(),
       S->previous_done = true;
     }
     if (quiet == STUCK) {
-      for (auto& f : S->fibers)
-        if (!f.done) { S->now = &f; break; }
-      fail("deadlock");
+      message = "deadlock";
+      S->failed = true;
     }
     last = S->progress;
   }
+  const bool ok = !S->failed;
+  for (auto& f : S->fibers) stacks.push_back(std::move(f.stack));
   S = nullptr;
+  return ok;
 }
 }  // namespace device
 
-#define DEVICE static inline
+#define DEVICE inline
 #define KERNEL static
 #define __grid_constant__
 #define SHARED_BASE() const u32 sm = (u32)device::S->now->block << device::BLOCK_SHIFT
@@ -182,7 +231,7 @@ struct ThreadIndex { int x; };
 
 DEVICE int __ffs(unsigned x) { return __builtin_ffs((int)x); }
 DEVICE float __int_as_float(int x) { float f; std::memcpy(&f, &x, 4); return f; }
-DEVICE void __syncwarp() { unsigned x = 0; device::exchange(&x, 1); }
+DEVICE void __syncwarp() { device::meet(device::warp().meet, 32); }
 DEVICE void __syncthreads() { device::meet(device::block().all, device::S->threads); }
 template <class T> T __shfl_sync(unsigned, T x, int from) {
   unsigned u; std::memcpy(&u, &x, 4);
@@ -202,24 +251,31 @@ DEVICE bool __all_sync(unsigned m, bool p) { return __ballot_sync(m, p) == ~0u; 
 
 DEVICE void barrier_init(unsigned a, unsigned n) { auto& b = device::block().barriers[a]; b.count = b.pending = n; }
 DEVICE void barriers_ready() {}
-DEVICE void barrier_arrive(unsigned a) { auto& b = device::barrier(a); b.pending--; device::settle(b); }
+DEVICE void barrier_arrive(unsigned a) {
+  auto& b = device::barrier(a);
+  b.known.arrive(device::S->now->known);
+  b.pending--;
+  device::settle(b);
+}
 DEVICE void barrier_wait(unsigned a, unsigned parity) {
   auto& b = device::barrier(a);
   device::wait_until([&] {
     if ((b.phase & 1) != parity) return true;
     if (b.copies.empty() && !b.arrivals) return false;
-    for (auto& c : b.copies) { std::memcpy(device::at(c.to, 1), c.data.data(), c.data.size()); }
+    for (auto& c : b.copies) b.known.in.seen.saw(c.by, device::land(c));
     b.copies.clear();
-    b.pending -= b.arrivals;
-    b.arrivals = 0;
-    device::settle(b);
+    for (; b.arrivals; b.arrivals--) {
+      b.pending--;
+      device::settle(b);
+    }
     return false;
   });
+  b.known.leave(device::S->now->known, parity);
 }
 DEVICE void copy16(unsigned to, const char* from) {
   if ((size_t)from % 16) device::fail("copies must be 16-byte aligned");
-  device::at(to, 16);
-  device::S->now->copies.push_back({to, std::vector<char>(from, from + 16)});
+  std::memset(device::at(to, 16), 0xff, 16);
+  device::S->now->copies.push_back({to, std::vector<char>(from, from + 16), device::S->now->thread});
 }
 DEVICE void barrier_arrive_after_copies(unsigned a) {
   auto& b = device::barrier(a);
@@ -229,12 +285,12 @@ DEVICE void barrier_arrive_after_copies(unsigned a) {
   b.arrivals++;
 }
 DEVICE void copies_done() {
-  for (auto& c : device::S->now->copies) std::memcpy(device::at(c.to, 1), c.data.data(), c.data.size());
+  for (auto& c : device::S->now->copies) device::S->now->known.seen.saw(c.by, device::land(c));
   device::S->now->copies.clear();
 }
 DEVICE void wait_for_previous_kernel() { device::wait_until([] { return device::S->previous_done; }); }
 DEVICE void let_next_kernel_start() {}
-DEVICE unsigned block_id() { return device::S->now->block; }
+DEVICE unsigned block_id() { return (device::S->first + device::S->now->block) % device::S->width; }
 // Some arrive and go on, the others wait for all.
 DEVICE void result_ready() { device::arrive(device::block().result, 384); }
 DEVICE void await_result() { device::meet(device::block().result, 384); }

@@ -11,6 +11,7 @@
 
 extern "C" int params_bytes() { return sizeof(Params); }
 extern "C" int shared_bytes() { return SHARED_BYTES; }
-extern "C" void launch(const Params* p, int blocks, void (*previous)()) {
-  device::run_grid(blocks, THREADS, SHARED_BYTES, previous, [&] { NAME(*p); });
+// What went wrong, or null.
+extern "C" const char* launch(const Params* p, int blocks, void (*previous)()) {
+  return device::run_blocks(0, blocks, blocks, THREADS, SHARED_BYTES, false, previous, [&] { NAME(*p); }) ? nullptr : device::message.c_str();
 }

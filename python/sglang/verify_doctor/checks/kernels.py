@@ -63,9 +63,9 @@ def _text(capability: tuple[int, int], kind: str, dim: int, size: int, fused: st
     text = f"{tile.kernel} {tile.block_n}x{tile.block_r}, {tile.num_warps} warps"
     small = warpgroup_use(capability, warpgroup) if kind == "mla" and size == 2 else "no"
     if small == "always":
-        text = FORMS["warpgroup"]
-    elif small == "measured":
-        text = f"{FORMS['warpgroup']} up to batch {WARPGROUP_BATCH}, then {text}"
+        return FORMS["warpgroup"]
+    if small == "measured":
+        return f"{FORMS['warpgroup']} up to batch {WARPGROUP_BATCH}, then {text}"
     if use == "measured" and size in FUSED_FROM:
         text += f", from batch {FUSED_FROM[size]} on {FORMS['fused']}"
     return text

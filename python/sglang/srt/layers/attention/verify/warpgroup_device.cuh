@@ -3,7 +3,7 @@
 
 #ifndef EMULATED
 // Registers that leave room for a block of the merge beside one of the split, if 32 rows need not more.
-#define KERNEL_SPLIT extern "C" __global__ __maxnreg__(NT > 3 ? 200 : 168)
+#define KERNEL_SPLIT extern "C" __global__ __maxnreg__(NT > 3 ? 208 : 168)
 #define KERNEL_MERGE extern "C" __global__ __maxnreg__(88)
 DEVICE u32 block_row() { return blockIdx.y; }
 DEVICE void warpgroup_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }

@@ -28,30 +28,35 @@ DEVICE Share find_share(const Params& p, int b, int lane) {
   return s;
 }
 
-// Shared memory of the merge: what a group of threads has of every packet; of a row its maximum and sum of weights.
+// Shared memory of the merge: what a thread has of its packet; of a pair of rows, a group's maxima and sums of weights.
 constexpr int SPREAD = 48;  // bytes from packet to packet: 32 and some, for the banks
-constexpr int AT_SUMS = 0, AT_MAXIMA = GROUPS * PACKETS * SPREAD;
-constexpr int MERGE_BYTES = AT_MAXIMA + GROUPS * 32;
+constexpr int AT_SUMS = 0, AT_MAXIMA = MERGE_THREADS * SPREAD;
+constexpr int MERGE_BYTES = AT_MAXIMA + MERGE_THREADS / 8 * 16;
 
 // Half a warp's packets of a split, of all blocks of request b: four rows, 16 dims side by side of two dim blocks. So outputs are
-// whole sectors; a part of one would have to be read from memory first.
-DEVICE void merge(const Params& p, const Share& s, u32 sm, int tid, int b, int mine) {
-  constexpr int BATCH = (132 + GROUPS - 1) / GROUPS;  // of an H200's multiprocessors: all loads of a thread at once
+// whole sectors; a part of one would have to be read from memory first. FOLD of them where a request has few blocks, with
+// GROUPS / FOLD threads a packet. Every thread has all its loads under way at once for up to MOST blocks.
+template <int FOLD, int MOST>
+DEVICE void merge(const Params& p, const Share& s, u32 sm, int tid, int b, int block) {
+  if (block % FOLD != 0) return;
+  const int mine = block + tid / PACKETS % FOLD;
+  constexpr int SIZE = PACKETS * FOLD, COUNT = GROUPS / FOLD;
+  constexpr int BATCH = (MOST + COUNT - 1) / COUNT;
   const int rows = p.tokens * p.heads;
-  const int group = tid / PACKETS, slot = tid % PACKETS, half = mine & 1, at16 = mine / 2 % 4, pair = mine / 8 % 4, j = mine / 32;
+  const int group = tid / SIZE, slot = tid % PACKETS, half = mine & 1, at16 = mine / 2 % 4, pair = mine / 8 % 4, j = mine / 32;
   const int column = 2 * half + (slot & 1), packet = mine / 2 * 32 + (slot >> 1) * 4 + column;
   const u32* from = p.packets + ((i64)(s.first + group) * SPLIT_PACKETS + packet) * 4;
   const float* lse = (const float*)p.headers + (i64)(s.first + group) * ROWS8 + 8 * j + 2 * column;
   float sum[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f}, m[2] = {-1e30f, -1e30f}, n[2] = {0.f, 0.f};
-  for (int at = group; at - group < s.count; at += GROUPS * BATCH) {
+  for (int at = group; at - group < s.count; at += COUNT * BATCH) {
     uint4 x[BATCH];
     float2 w[BATCH];
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-      w[i] = at + i * GROUPS < s.count ? global_f32x2(lse + (i64)(at - group + i * GROUPS) * ROWS8) : float2{-1e38f, -1e38f};
+      w[i] = at + i * COUNT < s.count ? global_f32x2(lse + (i64)(at - group + i * COUNT) * ROWS8) : float2{-1e38f, -1e38f};
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-      x[i] = at + i * GROUPS < s.count ? global_u32x4(from + (i64)(at - group + i * GROUPS) * SPLIT_PACKETS * 4) : uint4{0, 0, 0, 0};
+      x[i] = at + i * COUNT < s.count ? global_u32x4(from + (i64)(at - group + i * COUNT) * SPLIT_PACKETS * 4) : uint4{0, 0, 0, 0};
     float m0 = m[0], m1 = m[1];
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
@@ -85,29 +90,33 @@ DEVICE void merge(const Params& p, const Share& s, u32 sm, int tid, int b, int m
   const u32 to = sm + AT_SUMS + tid * SPREAD;
   shared_put_f32x4(to, sum[0], sum[1], sum[2], sum[3]);
   shared_put_f32x4(to + 16, sum[4], sum[5], sum[6], sum[7]);
-  if (slot < 2) shared_put_f32x4(sm + AT_MAXIMA + (group * 2 + slot) * 16, m[0], n[0], m[1], n[1]);
+  if (slot < 2) shared_put_f32x4(sm + AT_MAXIMA + (tid / PACKETS * 2 + slot) * 16, m[0], n[0], m[1], n[1]);
   __syncthreads();
-  if (tid >= PACKETS * 8) return;
   // A thread a value, groups in order.
-  const int dim16 = tid % 16, row4 = tid / 16 % 4, block = tid / 64;
-  float2 of[GROUPS];
-  float top = -1e30f, norm = 0.f, total = 0.f;
 #pragma unroll
-  for (int g = 0; g < GROUPS; g++) {
-    of[g] = shared_f32x2(sm + AT_MAXIMA + (g * 4 + row4) * 8);
-    top = fmaxf(top, of[g].x);
-  }
-  const u32 at = sm + AT_SUMS + (dim16 % 8 * 2 + row4 / 2) * SPREAD + (block * 4 + dim16 / 8 * 2 + row4 % 2) * 4;
+  for (int i = tid; i < SIZE * 8; i += MERGE_THREADS) {
+    const int dim16 = i % 16, row4 = i / 16 % 4, side = i / 64 % 2, part = i / 128;
+    const u32 sums = sm + AT_SUMS + (part * PACKETS + dim16 % 8 * 2 + row4 / 2) * SPREAD + (side * 4 + dim16 / 8 * 2 + row4 % 2) * 4;
+    const u32 maxima = sm + AT_MAXIMA + part * 32 + row4 * 8;
+    float2 of[COUNT];
+    float top = -1e30f, norm = 0.f, total = 0.f;
 #pragma unroll
-  for (int g = 0; g < GROUPS; g++) {
-    const float f = exp2_of(of[g].x - top);
-    norm += f * of[g].y;
-    total += f * shared_f32(at + g * PACKETS * SPREAD);
-  }
-  const int row = 8 * j + 4 * half + row4, dim = (2 * pair + block) * BLOCK + at16 * 16 + dim16;
-  if (row < rows) {
-    p.out[((i64)b * rows + row) * VALUE + dim] = to_output(norm > 0.f ? total * (p.value_scale * inverse(norm)) : 0.f);
-    // Dim 0 stands for its row.
-    if ((p.flags & HAS_LSE) && dim == 0) p.lse[(i64)b * rows + row] = (norm > 0.f ? top + log2_of(norm) : -__int_as_float(0x7f800000)) * LN2;
+    for (int g = 0; g < COUNT; g++) {
+      of[g] = shared_f32x2(maxima + g * FOLD * 32);
+      top = fmaxf(top, of[g].x);
+    }
+#pragma unroll
+    for (int g = 0; g < COUNT; g++) {
+      const float f = exp2_of(of[g].x - top);
+      norm += f * of[g].y;
+      total += f * shared_f32(sums + g * SIZE * SPREAD);
+    }
+    const int at = block + part;
+    const int row = at / 32 * 8 + 4 * (at & 1) + row4, dim = (2 * (at / 8 % 4) + side) * BLOCK + at / 2 % 4 * 16 + dim16;
+    if (row < rows) {
+      p.out[((i64)b * rows + row) * VALUE + dim] = to_output(norm > 0.f ? total * (p.value_scale * inverse(norm)) : 0.f);
+      // Dim 0 stands for its row.
+      if ((p.flags & HAS_LSE) && dim == 0) p.lse[(i64)b * rows + row] = (norm > 0.f ? top + log2_of(norm) : -__int_as_float(0x7f800000)) * LN2;
+    }
   }
 }

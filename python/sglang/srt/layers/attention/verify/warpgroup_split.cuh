@@ -37,6 +37,7 @@ DEVICE void produce(const Params& p, const Work& w, u32 sm, int warp, int lane) 
     const u32 rows = sm + stage / 2 * TILE_BYTES + stage % 2 * HALF_BYTES;
     if (stage == 0) next = slots_from(at + STAGES * STAGE_KEYS);
     barrier_wait(empty + 8 * stage, parity);
+    if (at - w.lo >= PACE * STAGE_KEYS) barrier_wait(full + 8 * ((stage + STAGES - PACE) % STAGES), stage >= PACE ? parity ^ 1 : parity);
     if (!waited && at + n > fresh) {
       wait_for_previous_kernel();
       waited = true;
@@ -62,8 +63,10 @@ DEVICE void produce(const Params& p, const Work& w, u32 sm, int warp, int lane) 
   copies_done();
 }
 
-// State of a block's rows: sums of values, base-2 maxima, this thread's part of the sums of weights.
+// State of a block's rows: sums of values, base-2 maxima, this thread's part of the sums of weights; and where the probabilities of
+// the present tile are. Two places take turns: a warp that has its values may write the next ones while another's are still read.
 struct Result {
+  u32 p;
   float o[OUTPUTS][4 * NT];
   float m[NT][2], l[NT][2];
 };
@@ -117,7 +120,7 @@ DEVICE void send_scores(u32 sm, u32 tile, float (&s)[4 * NT]) {
 
 // Sends off what a tile adds to the sums of values: all of it, or of its first half.
 DEVICE void send_values(u32 sm, u32 tile, bool whole, bool first, Result& r) {
-  const u64 keys = swizzled(anew(tile)), weights = matrices(anew(sm + AT_P), NT * 128, 128);
+  const u64 keys = swizzled(anew(tile)), weights = matrices(anew(sm + r.p), NT * 128, 128);
   products_begin();
 #pragma unroll
   for (int k = 0; k < KEYS / 16; k++)
@@ -184,7 +187,7 @@ DEVICE void soften(const Params& p, u32 sm, const Sight& see, int tid, bool firs
         larger = larger || top[j][c] > r.m[j][c] + SLACK;
         l[j][c] = r.l[j][c];
       }
-    weigh(sm + AT_P, warp, lane, s, r.m, l);
+    weigh(sm + r.p, warp, lane, s, r.m, l);
     if (!warpgroup_any(larger)) {
 #pragma unroll
       for (int j = 0; j < NT; j++)
@@ -208,7 +211,7 @@ DEVICE void soften(const Params& p, u32 sm, const Sight& see, int tid, bool firs
         r.l[j][c] *= alpha[j][c];
       }
     }
-  weigh(sm + AT_P, warp, lane, s, r.m, r.l);
+  weigh(sm + r.p, warp, lane, s, r.m, r.l);
   if (!first) {
 #pragma unroll
     for (int b = 0; b < OUTPUTS; b++)
@@ -262,6 +265,7 @@ DEVICE void consume(const Params& p, const Work& w, u32 sm, int tid, int item) {
   const char* from[2 * NT];  // a warp a row of four
   u32 tokens = 0;
   Result r;
+  r.p = AT_P;
 #pragma unroll
   for (int i = 0; i < 2 * NT; i++) {
     const int row = 4 * i + warp, token = row / p.heads;
@@ -319,6 +323,7 @@ DEVICE void consume(const Params& p, const Work& w, u32 sm, int tid, int item) {
       if (whole) barrier_arrive(empty + 8 * stage + 8);
     }
     at = end;
+    r.p = 2 * AT_P + P_BYTES - r.p;
     stage += whole ? 2 : 1;
     if (stage == STAGES) {
       stage = 0;
