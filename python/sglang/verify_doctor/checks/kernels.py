@@ -64,8 +64,10 @@ def _text(capability: tuple[int, int], kind: str, dim: int, size: int, fused: st
     small = warpgroup_use(capability, warpgroup) if kind == "mla" and size == 2 else "no"
     if small == "always":
         return FORMS["warpgroup"]
-    if small == "measured":
+    if small == "measured" and use != "measured":
         return f"{FORMS['warpgroup']} up to batch {WARPGROUP_BATCH}, then {text}"
+    if small == "measured":
+        text = FORMS["warpgroup"]
     if use == "measured" and size in FUSED_FROM:
         text += f", from batch {FUSED_FROM[size]} on {FORMS['fused']}"
     return text

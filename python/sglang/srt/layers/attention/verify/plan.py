@@ -187,10 +187,10 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
         family, request.kind, request.rows, main_dim, request.kv_dtype.itemsize, request.mask == "none"
     )
     variant = fused_variant(request, device)
-    if takes_warpgroup(request, device) and device.fused != "always":
-        tile = warpgroup_tile(request.rows)
-    elif variant is not None:
+    if variant is not None:
         tile = fused_tile(request.rows, variant.stages)
+    elif takes_warpgroup(request, device):
+        tile = warpgroup_tile(request.rows)
     if family == "interpreter" and not triton.knobs.runtime.interpret:
         tile = Tile("plain", tile.block_n, tile.block_r, 1, 1)
     splits = choose_splits(family, request.kind)

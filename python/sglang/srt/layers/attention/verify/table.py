@@ -100,7 +100,8 @@ def fused_pays(batch: int, rows: int, kv_bytes: int) -> bool:
     """Is one launch faster than two? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32.
 
     Caches of two bytes: many requests with several rows, where the merge of two launches reads everything once more. It
-    gains 9 to 12 us up to 4k keys and loses 7 to 13% from 16k on; a plan does not know lengths. Caches of one byte: up to
+    gains 12 to 15 us up to 4k keys, is even at 16k and loses 13 to 23% from 64k on, where so many requests seldom fit the
+    memory; a plan does not know lengths. Caches of one byte: up to
     40% at short contexts and never more than 1% slower, since e4m3 becomes fp16 on the way to the product and not
     through shared memory.
     """
@@ -130,7 +131,10 @@ def warpgroup_use(capability: tuple[int, int], setting: str) -> Fused:
 
 
 def warpgroup_pays(batch: int) -> bool:
-    """Are they faster than the other paths? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32."""
+    """Are they faster than the two launches in Triton? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32.
+
+    They are, but at batch 32 with several tokens up to 16k keys, where one launch serves (``fused_pays``).
+    """
     return batch <= WARPGROUP_BATCH
 
 
