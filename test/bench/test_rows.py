@@ -130,3 +130,13 @@ def test_machine_folders_stay_out_of_the_command(monkeypatch: pytest.MonkeyPatch
 def test_active_links_are_counted() -> None:
     status = "GPU 0: NVIDIA H200\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\nGPU 1: NVIDIA H200\n\t Link 0: 26.562 GB/s\n"
     assert _nvlinks(status) == {0: 1, 1: 1}
+
+
+def test_who_packed_the_tree_knows_its_commit_better_than_a_checkout_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.delenv("SGLANG_FORK_COMMIT", raising=False)
+    of_checkout = capture(root=root).commit
+    monkeypatch.setenv("SGLANG_FORK_COMMIT", "0123abc")
+    assert capture(root=root).commit == "0123abc" != of_checkout

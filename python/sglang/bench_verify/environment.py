@@ -218,10 +218,11 @@ def _container() -> str:
 
 
 def _commit(root: Path) -> str:
-    # An image or a packed tree has no git: whoever packed it says which commit it was.
-    text = gpu.probe("git", "-C", str(root), "rev-parse", "HEAD").strip() or os.environ.get(
-        "SGLANG_FORK_COMMIT", ""
-    )
+    # An image or a packed tree has no git, or a checkout beside it is not what runs: whoever packed it says which commit it was.
+    packed = os.environ.get("SGLANG_FORK_COMMIT", "")
+    if packed:
+        return packed
+    text = gpu.probe("git", "-C", str(root), "rev-parse", "HEAD").strip()
     if text and gpu.probe("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no").strip():
         text += "+changes"
     return text

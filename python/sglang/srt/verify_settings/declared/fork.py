@@ -37,7 +37,7 @@ SETTINGS = (
         "SGLANG_FORK_COMMIT",
         "text",
         "",
-        "The commit of a tree without git, for bench rows",
+        "The commit that runs where no checkout says it, for bench rows; it goes before git's",
         "sglang.bench_verify.environment",
     ),
     Setting(
