@@ -29,10 +29,7 @@ def grain_16(plan: SplitPlan) -> SplitPlan:
     return replace(plan, splits=replace(plan.splits, grain=16))
 
 
-CHANGES: dict[str, Change] = {
-    "merge-fits": merge_fits,
-    "grain-16": grain_16,
-}
+CHANGES: dict[str, Change] = {"merge-fits": merge_fits, "grain-16": grain_16}
 
 
 def applies(plan: SplitPlan) -> bool:

@@ -15,6 +15,7 @@ from paged import Batch, Case
 from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify.admission import SHARED, AttentionRequest, admit
 from sglang.srt.layers.attention.verify.context import KVContext
+from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.hooks import whole_device
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, by_batch, make_plan, planned_traits
 from sglang.srt.layers.attention.verify.workspace import Needs, VerifyWorkspace
@@ -79,6 +80,19 @@ def test_plans_are_bounded(batch: int, tokens: int, heads: int, device: DeviceTr
     if plan.tile.kernel == "fused":
         assert plan.items <= device.sm_count, "blocks that wait for each other must all be resident"
     assert str(device.sm_count) in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("heads", "tokens", "padded"), [(5, 1, 8), (8, 1, 8), (5, 3, 16), (8, 3, 24), (5, 5, 32)]
+)
+def test_scratch_of_the_launches_in_cuda_has_the_rows_that_pad_a_tile(
+    heads: int, tokens: int, padded: int
+) -> None:
+    request = replace(MLA, q_heads=heads, tokens=tokens)
+    plan = make_plan(request, DeviceTraits((9, 0), 132, warpgroup="always"), 4096)
+    assert plan.tile.kernel == "warpgroup"
+    packets = WarpgroupVariant(plan.tile.block_r // 8, False).split_packets
+    assert Needs.of(plan) == Needs(plan.items * packets * 16, plan.items * padded)
 
 
 def test_policy_is_apart_from_admission() -> None:

@@ -242,19 +242,24 @@ def test_control_a_broken_kernel_is_noticed(device: Device, old: str, new: str) 
     checks.must_fail(lambda: check_all(device))
 
 
-def test_a_traced_launch_leaves_every_stamp_in_order_and_the_same_result() -> None:
-    batch = Batch(Case("trace", dtype=BF16, heads=2, lengths=(397,)))
+@pytest.mark.parametrize(("lengths", "counts"), [((397,), (3,)), ((397, 200), (2, 2))])
+def test_a_traced_launch_leaves_every_stamp_in_order_and_the_same_result(
+    lengths: tuple[int, ...], counts: tuple[int, ...]
+) -> None:
+    batch = Batch(Case("trace", dtype=BF16, heads=2, lengths=lengths))
     plan = cut(batch.plan(), 3)
     want, _ = batch.run(plan)
     variant = WarpgroupVariant(1, False)
     split = torch.full((plan.items, stamps.WIDTH), -1, dtype=torch.int64)
-    merge = torch.full((variant.merge_blocks, stamps.WIDTH), -1, dtype=torch.int64)
+    merge = torch.full((len(lengths) * variant.merge_blocks, stamps.WIDTH), -1, dtype=torch.int64)
     out = torch.empty_like(want)
     x = launch.Operands(batch.q, batch.k_pool, batch.v_pool, out, None, (split, merge))
     launch.attend(plan, batch.workspace(plan), x, batch.context(), batch.sm_scale, 1.0, 1.0, 0.0)
     assert torch.equal(out, want)
     works = [{field: trace[:, i] for i, field in enumerate(stamps.FIELDS)} for trace in (split, merge)]
-    assert int(works[0]["work"].sum()) == 397 and (works[1]["work"] == plan.items).all()
+    assert int(works[0]["work"].sum()) == sum(lengths)
+    # Every request has records of its own.
+    assert works[1]["work"].tolist() == [n for n in counts for _ in range(variant.merge_blocks)]
     # Blocks of the merge that another one does the work of have no inputs.
     busy = [torch.ones(plan.items, dtype=torch.bool), works[1]["inputs_there"] > 0]
     assert busy[1].any()

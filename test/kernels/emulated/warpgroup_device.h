@@ -13,7 +13,6 @@ typedef unsigned long long u64;
 constexpr int GROUP_THREADS = 128, SUMS = 4 * NT;
 // One matrix instruction, as all threads of the warpgroup must give it.
 struct Product { u64 a, b; bool across, keep; int sent = 0; };
-struct Sent { float* to; };
 struct Group { int end; order::Clock fenced; };
 // What a thread has sent: sums of unfinished instructions, by where they go.
 struct Unfinished { float sums[SUMS]; int last; };

@@ -69,6 +69,11 @@ static_assert(HELD < STAGES, "no stage is left for keys");
 static_assert(ROWS8 * OUT_PITCH <= AT_SCORES, "the result does not fit into the ring");
 
 #include "fused_work.cuh"
+
+constexpr u32 EMPTY = ~0u;  // no conversion gives this pattern: a NaN comes out positive
+constexpr int PATIENCE = 1 << 22;  // polls, seconds: then something is broken, and a fault is better than a hang
+DEVICE u32 block_number() { return block_id(); }
+
 #include "fused_merge.cuh"
 #include "fused_tile.cuh"
 

@@ -1,5 +1,5 @@
 // What a call gives to a kernel over a latent cache, and which keys a block takes. Part of fused.cu and warpgroup.cu, which say
-// before it what THREADS is.
+// before it what THREADS is, and behind it a block's number.
 #pragma once
 
 enum Flags { LENS_WIDE = 1, REQ_WIDE = 2, SLOTS_WIDE = 4, INCLUDE_NEW = 8, HAS_TABLE = 16, HAS_LSE = 32 };
@@ -9,8 +9,10 @@ struct Params {
   const char* latent;
   u16* out;
   float* lse;
-  u32* packets;        // [items, rows, 64, 4]: 8 values of one row and block; EMPTY between launches
-  u32* headers;        // [items, header_width]: base-2 LSE of a row for the block that merges it; likewise
+  u32* packets;        // fused: [items, rows, 64, 4], 8 values of one row and block, EMPTY between launches;
+                       // warpgroup: [items, SPLIT_PACKETS, 4], 8 values of a thread, two rows
+  u32* headers;        // fused: [items, header_width], base-2 LSE of a row for the block that merges it, EMPTY likewise;
+                       // warpgroup: [items, ROWS8], base-2 LSE of a row
   const void* lens;
   const void* requests;
   const void* slots;
@@ -36,7 +38,7 @@ enum Stamp {
 };
 #ifdef TRACE
 #define NOTE(thread, field, what) \
-  do { if (threadIdx.x == (thread)) p.trace[(i64)block_id() * RECORD + (field)] = (what); } while (0)
+  do { if (threadIdx.x == (thread)) p.trace[(i64)block_number() * RECORD + (field)] = (what); } while (0)
 #else
 #define NOTE(thread, field, what)
 #endif
@@ -44,8 +46,6 @@ enum Stamp {
 #define STAMP_COPIES(field) NOTE(32 * CONSUMERS, field, clock_now())
 
 constexpr float LN2 = 0.6931471805599453f;
-constexpr u32 EMPTY = ~0u;  // no conversion gives this pattern: a NaN comes out positive
-constexpr int PATIENCE = 1 << 22;  // polls, seconds: then something is broken, and a fault is better than a hang
 
 struct Work {
   int request, first, count, length, lo, hi;

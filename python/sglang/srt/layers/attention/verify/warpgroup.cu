@@ -55,6 +55,10 @@ constexpr int FEW = 16, FEW_FOLD = 4, FEWEST = 8, FEWEST_FOLD = 16;
 
 #include "fused_work.cuh"
 #include "warpgroup_device.cuh"
+
+// Of the split or the merge: only the latter has rows.
+DEVICE u32 block_number() { return block_row() * MERGE_BLOCKS + block_id(); }
+
 #include "warpgroup_split.cuh"
 #include "warpgroup_merge.cuh"
 

@@ -43,7 +43,7 @@ DEVICE void merge(const Params& p, const Share& s, u32 sm, int tid, int b, int b
   constexpr int SIZE = PACKETS * FOLD, COUNT = GROUPS / FOLD;
   constexpr int BATCH = (MOST + COUNT - 1) / COUNT;
   const int rows = p.tokens * p.heads;
-  const int group = tid / SIZE, slot = tid % PACKETS, half = mine & 1, at16 = mine / 2 % 4, pair = mine / 8 % 4, j = mine / 32;
+  const int group = tid / SIZE, slot = tid % PACKETS, half = mine & 1, j = mine / 32;
   const int column = 2 * half + (slot & 1), packet = mine / 2 * 32 + (slot >> 1) * 4 + column;
   const u32* from = p.packets + ((i64)(s.first + group) * SPLIT_PACKETS + packet) * 4;
   const float* lse = (const float*)p.headers + (i64)(s.first + group) * ROWS8 + 8 * j + 2 * column;
