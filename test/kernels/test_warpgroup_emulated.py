@@ -18,6 +18,7 @@ import pytest
 import torch
 from emulation import EmulatedWarpgroup, library
 from paged import Batch, Case, error, lse_error
+from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify import fused_driver, launch, stamps
 from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.fused_driver import Params
@@ -275,6 +276,18 @@ def test_a_traced_launch_leaves_every_stamp_in_order_and_the_same_result(
         for before, after in pairwise(order):
             first, then = at[before][busy[stage]], at[after][busy[stage]]
             assert (first <= then).all() and (first > 0).all(), (before, after)
+
+
+def test_queries_that_are_not_aligned_are_copied_and_counted_under_this_path() -> None:
+    batch = Batch(Case("unaligned", dtype=BF16, heads=2, lengths=(67,)))
+    want, _ = batch.run()
+    wide = torch.empty(*batch.q.shape[:2], batch.q.shape[2] + 1, dtype=BF16)
+    wide[..., :-1] = batch.q
+    batch.q = wide[..., :-1]
+    fallbacks.reset()
+    assert torch.equal(batch.run()[0], want)
+    assert list(fallbacks.snapshot()) == [fused_driver.WARPGROUP_PATH]
+    fallbacks.reset()
 
 
 def test_host_and_kernel_agree_on_sizes() -> None:

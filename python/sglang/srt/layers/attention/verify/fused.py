@@ -15,7 +15,7 @@ from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 LOG2_E = 1.4426950408889634
 
-# Bits of Params.flags, as in fused.cu.
+# Bits of Params.flags, as in fused_work.cuh.
 LENS_WIDE, REQUESTS_WIDE, SLOTS_WIDE, INCLUDE_NEW, HAS_TABLE, HAS_LSE = 1, 2, 4, 8, 16, 32
 
 
@@ -118,15 +118,18 @@ def arguments(
     return TracedParams(*common, trace.data_ptr())
 
 
-def checked(call: FusedCall) -> FusedCall:
-    """``call`` with queries that copies of 16 bytes can read. Raises ValueError when cache or output rows are not aligned."""
+def checked(call: FusedCall, path: str) -> FusedCall:
+    """``call`` with queries that copies of 16 bytes can read; where they are copied for it, a fallback of ``path``.
+
+    Raises ValueError when cache or output rows are not aligned.
+    """
     if not _aligned(call.latent, 1) or call.out.data_ptr() % 16:
         raise ValueError("cache rows and the output must start at multiples of 16 bytes")
     indptr = call.context.kv_indptr
     if indptr is not None and indptr.dtype != torch.int32:
         raise ValueError(f"kv_indptr is {indptr.dtype}, needs int32")
     if not _aligned(call.q, 2):
-        fallbacks.record(fused_driver.PATH, "queries not aligned to 16 bytes are copied first")
+        fallbacks.record(path, "queries not aligned to 16 bytes are copied first")
         return replace(call, q=call.q.clone(memory_format=torch.contiguous_format))
     return call
 
@@ -138,6 +141,6 @@ def stream_of(call: FusedCall) -> int:
 
 def attend_fused(call: FusedCall) -> None:
     """Launch on the current stream. Raises ValueError when cache or output rows are not 16-byte aligned."""
-    call = checked(call)
+    call = checked(call, fused_driver.PATH)
     kernel = fused_driver.load(variant_of(call), call.q.device)
     kernel.launch(parameters(call), call.plan.items, stream_of(call))

@@ -22,7 +22,7 @@ def attend_warpgroup(call: FusedCall, merge_trace: torch.Tensor | None) -> None:
     Raises:
         ValueError: cache or output rows are not 16-byte aligned.
     """
-    call = checked(call)
+    call = checked(call, fused_driver.WARPGROUP_PATH)
     plan = call.plan
     kernels = fused_driver.load(variant_of(call), call.q.device)
     partial, sums = call.workspace.bytes, call.workspace.lse
