@@ -35,7 +35,6 @@ STAGE_KEYS = 32
 # Bytes of shared memory that one block may have.
 SHARED_LIMIT = {(9, 0): 232_448, (10, 0): 232_448, (10, 3): 232_448, (12, 0): 101_376, (12, 1): 101_376}
 
-
 # Of the kernels in ``warpgroup.cu``: keys in the ring, threads of a split and of a merge block, packets that the latter adds up.
 WARPGROUP_RING, WARPGROUP_THREADS, WARPGROUP_MERGE_THREADS, WARPGROUP_PACKETS = 128, 256, 256, 16
 

@@ -16,8 +16,9 @@ from triton.experimental.gluon import language as gl
 from triton.language import core
 from triton.language.extra import cuda
 
-# Fields of a record, in order (``Stamp`` in fused.cu); what a stage does not have stays as the caller left it. The last two
-# are those of one launch: its results sent to the blocks that merge, and theirs seen.
+# Fields of a record, in order (``Stamp`` in fused_work.cuh); what a stage does not have stays as the caller left it. The last
+# two are those of one launch: its results sent to the blocks that merge, and theirs seen. A split in CUDA C++ has other things
+# there, before ``products_done``: the scores of its last tile known, and their softmax done.
 FIELDS = (
     "multiprocessor",
     "timer_first",
