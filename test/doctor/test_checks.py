@@ -568,6 +568,12 @@ def test_kernels_of_an_architecture(name: str, level: Level, says: tuple[str, ..
             "one launch",
         ),
         ("off", "on", "MLA bf16 split and merge launches (CUDA C++); MLA fp8 hopper", "one launch"),
+        (
+            "auto",
+            "on",
+            "MLA bf16 split and merge launches (CUDA C++), from batch 24 on one launch (CUDA C++); MLA fp8 hopper",
+            "",
+        ),
         ("on", "auto", "MLA bf16 one launch (CUDA C++); MLA fp8 one launch", "hopper"),
     ],
 )

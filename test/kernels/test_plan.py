@@ -121,6 +121,12 @@ def test_unknown_architecture_gets_the_generic_tile() -> None:
         ),
         ("auto", "auto", replace(MLA, tokens=1), [(1, 64, "(CUDA C++)"), (96, 96, "(Triton")]),
         ("off", "on", MLA, [(1, 96, "split and merge launches (CUDA C++)")]),
+        (
+            "auto",
+            "on",
+            MLA,
+            [(1, 16, "launches (CUDA C++)"), (24, 64, "one launch"), (96, 96, "launches (CUDA C++)")],
+        ),
         ("auto", "auto", replace(MLA, tokens=5), [(1, 96, "(Triton, warp")]),
         ("auto", "off", MLA, [(1, 16, "split and merge"), (24, 64, "one launch"), (96, 96, "split")]),
         (

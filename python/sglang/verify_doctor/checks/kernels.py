@@ -62,11 +62,9 @@ def _text(capability: tuple[int, int], kind: str, dim: int, size: int, fused: st
         return FORMS["fused"]
     text = f"{tile.kernel} {tile.block_n}x{tile.block_r}, {tile.num_warps} warps"
     small = warpgroup_use(capability, warpgroup) if kind == "mla" and size == 2 else "no"
-    if small == "always":
-        return FORMS["warpgroup"]
     if small == "measured" and use != "measured":
         return f"{FORMS['warpgroup']} up to batch {WARPGROUP_BATCH}, then {text}"
-    if small == "measured":
+    if small != "no":
         text = FORMS["warpgroup"]
     if use == "measured" and size in FUSED_FROM:
         text += f", from batch {FUSED_FROM[size]} on {FORMS['fused']}"
