@@ -81,16 +81,8 @@ KERNEL void NAME(const __grid_constant__ Params p) {
   SHARED_BASE();
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, item = block_id();
   let_next_kernel_start();
-  NOTE(0, TIMER_FIRST, timer_now());
-  STAMP(START);
-  NOTE(0, MULTIPROCESSOR, multiprocessor());
-  if (tid == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(sm + AT_BARRIER + 8 * i, 32 * PRODUCERS);
-      barrier_init(sm + AT_BARRIER + 8 * (STAGES + i), CONSUMERS);
-    }
-    barriers_ready();
-  }
+  STAMP_BEGIN();
+  init_ring(sm + AT_BARRIER, tid);
   __syncthreads();
   const Work w = find_work(p, item, lane);
   STAMP(LENGTHS_READ);
@@ -129,7 +121,5 @@ KERNEL void NAME(const __grid_constant__ Params p) {
     }
   }
   if (padding) write_padding(p, tid, item);
-  NOTE(0, TIMER_LAST, timer_now());
-  STAMP(WRITTEN);
-  NOTE(0, WORK, w.hi - w.lo);
+  STAMP_END(w.hi - w.lo);
 }

@@ -66,15 +66,16 @@ def parameters(call: FusedCall) -> Params:
     """Arguments of the one launch; every tensor must outlive it."""
     space = call.workspace
     width = call.plan.items + call.plan.request.tokens * call.plan.request.q_heads
-    return arguments(call, space.packets, space.headers, width, call.trace)
+    return arguments(call, space.packets, space.headers, call.trace, width)
 
 
 def arguments(
-    call: FusedCall, packets: torch.Tensor, headers: torch.Tensor, width: int, trace: torch.Tensor | None
+    call: FusedCall, packets: torch.Tensor, headers: torch.Tensor, trace: torch.Tensor | None, width: int = 0
 ) -> Params:
     """Arguments of a kernel over a latent cache that leaves results in ``packets`` and log-sum-exps in ``headers``.
 
-    ``width``: distance between two rows of ``headers``. Every tensor must outlive the launch.
+    ``width``: distance between two blocks' ``headers`` where the kernel does not know it. Every tensor must outlive the
+    launch.
     """
     plan, context = call.plan, call.context
     r = plan.request

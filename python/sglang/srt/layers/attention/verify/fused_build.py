@@ -47,6 +47,12 @@ class BuildError(RuntimeError):
         self.reason, self.detail = reason, detail
 
 
+def _options(arch: str, traced: bool, **choices: int) -> tuple[str, ...]:
+    """Options of the run-time compiler for ``arch`` ("sm_90a"), with ``choices`` as macros."""
+    macros = (f"-D{name}={value}" for name, value in choices.items())
+    return (f"--gpu-architecture={arch}", "--std=c++17", *macros, *(("-DTRACE",) if traced else ()))
+
+
 @dataclass(frozen=True)
 class Variant:
     """Compile-time choices of ``fused.cu``: row tiles of 8, fp16 instead of bf16, fp8 cache, ring depth, time stamps."""
@@ -64,14 +70,8 @@ class Variant:
 
     def options(self, arch: str) -> tuple[str, ...]:
         """Options of the run-time compiler for ``arch`` ("sm_90a")."""
-        return (
-            f"--gpu-architecture={arch}",
-            "--std=c++17",
-            f"-DNT={self.row_tiles}",
-            f"-DHALF={int(self.half)}",
-            f"-DFP8={int(self.fp8)}",
-            f"-DSTAGES={self.stages}",
-            *(("-DTRACE",) if self.traced else ()),
+        return _options(
+            arch, self.traced, NT=self.row_tiles, HALF=int(self.half), FP8=int(self.fp8), STAGES=self.stages
         )
 
     def shared_bytes(self) -> int:
@@ -98,13 +98,7 @@ class WarpgroupVariant:
 
     def options(self, arch: str) -> tuple[str, ...]:
         """Options of the run-time compiler for ``arch`` ("sm_90a")."""
-        return (
-            f"--gpu-architecture={arch}",
-            "--std=c++17",
-            f"-DNT={self.row_tiles}",
-            f"-DHALF={int(self.half)}",
-            *(("-DTRACE",) if self.traced else ()),
-        )
+        return _options(arch, self.traced, NT=self.row_tiles, HALF=int(self.half))
 
     def shared_bytes(self) -> int:
         """Shared memory of a split block: ring, queries, probabilities twice, rows, barriers."""

@@ -1,5 +1,5 @@
 // What a call gives to a kernel over a latent cache, and which keys a block takes. Part of fused.cu and warpgroup.cu, which say
-// before it what THREADS is, and behind it a block's number.
+// before it what THREADS, STAGES, PRODUCERS and CONSUMERS are, and behind it a block's number.
 #pragma once
 
 enum Flags { LENS_WIDE = 1, REQ_WIDE = 2, SLOTS_WIDE = 4, INCLUDE_NEW = 8, HAS_TABLE = 16, HAS_LSE = 32 };
@@ -43,6 +43,15 @@ enum Stamp {
 #define NOTE(thread, field, what)
 #endif
 #define STAMP(field) NOTE(0, field, clock_now())
+// Beginning and end of a block, with what ties its clock to the others', and how much it had to do.
+#define STAMP_BEGIN() \
+  NOTE(0, TIMER_FIRST, timer_now()); \
+  STAMP(START); \
+  NOTE(0, MULTIPROCESSOR, multiprocessor())
+#define STAMP_END(work) \
+  NOTE(0, TIMER_LAST, timer_now()); \
+  STAMP(WRITTEN); \
+  NOTE(0, WORK, work)
 #define STAMP_COPIES(field) NOTE(32 * CONSUMERS, field, clock_now())
 
 constexpr float LN2 = 0.6931471805599453f;
@@ -66,27 +75,47 @@ DEVICE int request_length(const Params& p, int b) {
   return n > 0 ? n : 0;
 }
 
-// What block `item` does: some keys of one request. The whole warp calls it. The bound on a block's keys is as small as
-// fills `target` blocks and at least min_keys; each request is then evened out. Unused blocks get request -1.
+DEVICE int blocks_for(int length, int keys) { return (length + keys - 1) / keys; }
+
+// The bound on a block's keys where a batch has `total`: as small as fills `target` blocks, and at least min_keys.
+DEVICE int most_keys(const Params& p, int total) {
+  const int fair = blocks_for(total, p.target);
+  return fair > p.min_keys ? fair : p.min_keys;
+}
+
+// Keys of all requests. The whole warp calls it.
+DEVICE int total_keys(const Params& p, int lane) {
+  int total = 0;
+  for (int b = lane; b < p.batch; b += 32) total += request_length(p, b);
+  for (int d = 16; d; d >>= 1) total += __shfl_xor_sync(~0u, total, d);
+  return total;
+}
+
+// A ring's barriers: a stage is full when every copying thread's copies have landed, empty when every other warp has read it.
+DEVICE void init_ring(u32 barriers, int tid) {
+  if (tid == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(barriers + 8 * i, 32 * PRODUCERS);
+      barrier_init(barriers + 8 * (STAGES + i), CONSUMERS);
+    }
+    barriers_ready();
+  }
+}
+
+// What block `item` does: some keys of one request, evened out between its blocks. The whole warp calls it. Unused blocks get
+// request -1.
 DEVICE Work find_work(const Params& p, int item, int lane) {
   Work w = {-1, 0, 0, 0, 0, 0, 0};
-  int chunk = 0;
   if (p.batch == 1) {
     w.length = request_length(p, 0);
-    const int fair = (w.length + p.target - 1) / p.target;
-    chunk = fair > p.min_keys ? fair : p.min_keys;
-    w.count = (w.length + chunk - 1) / chunk;
+    w.count = blocks_for(w.length, most_keys(p, w.length));
     if (item < w.count) w.request = 0;
   } else {
-    int total = 0;
-    for (int b = lane; b < p.batch; b += 32) total += request_length(p, b);
-    for (int d = 16; d; d >>= 1) total += __shfl_xor_sync(~0u, total, d);
-    const int fair = (total + p.target - 1) / p.target;
-    chunk = fair > p.min_keys ? fair : p.min_keys;
+    const int chunk = most_keys(p, total_keys(p, lane));
     int before = 0;
     for (int b0 = 0; b0 < p.batch && w.request < 0; b0 += 32) {
       const int length = b0 + lane < p.batch ? request_length(p, b0 + lane) : 0;
-      const int count = (length + chunk - 1) / chunk;
+      const int count = blocks_for(length, chunk);
       int upto = count;
       for (int d = 1; d < 32; d <<= 1) {
         const int other = __shfl_up_sync(~0u, upto, d);
@@ -106,8 +135,8 @@ DEVICE Work find_work(const Params& p, int item, int lane) {
   if (w.request < 0) return w;
   if (p.flags & HAS_TABLE) w.pool = read_index(p.requests, w.request, p.flags & REQ_WIDE) * p.stride_table;
   else w.pool = p.indptr[w.request];
-  const int even = (w.length + w.count - 1) / w.count;
-  w.count = (w.length + even - 1) / even;
+  const int even = blocks_for(w.length, w.count);
+  w.count = blocks_for(w.length, even);
   if (item - w.first >= w.count) {
     w.request = -1;
     return w;

@@ -66,16 +66,8 @@ KERNEL_SPLIT void verify_split(const __grid_constant__ Params p) {
   SHARED_BASE();
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, item = block_id();
   let_next_kernel_start();
-  NOTE(0, TIMER_FIRST, timer_now());
-  STAMP(START);
-  NOTE(0, MULTIPROCESSOR, multiprocessor());
-  if (tid == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(sm + AT_BARRIER + 8 * i, 32 * PRODUCERS);
-      barrier_init(sm + AT_BARRIER + 8 * (STAGES + i), CONSUMERS);
-    }
-    barriers_ready();
-  }
+  STAMP_BEGIN();
+  init_ring(sm + AT_BARRIER, tid);
   const Work w = find_work(p, item, lane);
   STAMP(LENGTHS_READ);
   __syncthreads();
@@ -88,18 +80,14 @@ KERNEL_SPLIT void verify_split(const __grid_constant__ Params p) {
   } else if (w.request >= 0) consume(p, w, sm, tid, item);
   else wait_for_previous_kernel();
   if (padding) write_padding(p, tid, item);
-  NOTE(0, TIMER_LAST, timer_now());
-  STAMP(WRITTEN);
-  NOTE(0, WORK, w.hi - w.lo);
+  STAMP_END(w.hi - w.lo);
 }
 
 // Grid (MERGE_BLOCKS, batch).
 KERNEL_MERGE void verify_merge(const __grid_constant__ Params p) {
   SHARED_BASE();
   let_next_kernel_start();
-  NOTE(0, TIMER_FIRST, timer_now());
-  STAMP(START);
-  NOTE(0, MULTIPROCESSOR, multiprocessor());
+  STAMP_BEGIN();
   const Share s = find_share(p, block_row(), threadIdx.x & 31);
   STAMP(LENGTHS_READ);
   wait_for_previous_kernel();
@@ -108,7 +96,5 @@ KERNEL_MERGE void verify_merge(const __grid_constant__ Params p) {
   if (s.count > FEW) merge<1, 132>(p, s, sm, tid, block_row(), mine);  // the multiprocessors of an H200
   else if (s.count > FEWEST) merge<FEW_FOLD, FEW>(p, s, sm, tid, block_row(), mine);
   else if (s.count > 1) merge<FEWEST_FOLD, FEWEST>(p, s, sm, tid, block_row(), mine);
-  NOTE(0, TIMER_LAST, timer_now());
-  STAMP(WRITTEN);
-  NOTE(0, WORK, s.count);
+  STAMP_END(s.count);
 }

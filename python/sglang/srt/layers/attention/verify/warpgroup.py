@@ -26,6 +26,6 @@ def attend_warpgroup(call: FusedCall, merge_trace: torch.Tensor | None) -> None:
     plan = call.plan
     kernels = fused_driver.load(variant_of(call), call.q.device)
     partial, sums = call.workspace.bytes, call.workspace.lse
-    split = arguments(call, partial, sums, plan.items, call.trace)
-    merge = split if merge_trace is None else arguments(call, partial, sums, plan.items, merge_trace)
+    split = arguments(call, partial, sums, call.trace)
+    merge = split if merge_trace is None else arguments(call, partial, sums, merge_trace)
     kernels.launch(split, merge, plan.items, plan.request.batch, stream_of(call))

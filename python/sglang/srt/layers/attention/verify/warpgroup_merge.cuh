@@ -7,24 +7,16 @@ struct Share {
 
 // The blocks that request b has, by the arithmetic of `find_work`. The whole warp calls it.
 DEVICE Share find_share(const Params& p, int b, int lane) {
-  int total = 0, before = 0;
-  if (p.batch == 1) total = request_length(p, 0);
-  else {
-    for (int i = lane; i < p.batch; i += 32) total += request_length(p, i);
-    for (int d = 16; d; d >>= 1) total += __shfl_xor_sync(~0u, total, d);
-  }
-  const int fair = (total + p.target - 1) / p.target;
-  const int chunk = fair > p.min_keys ? fair : p.min_keys;
+  const int total = p.batch == 1 ? request_length(p, 0) : total_keys(p, lane);
+  const int chunk = most_keys(p, total);
+  int before = 0;
   if (p.batch > 1) {
-    for (int i = lane; i < b; i += 32) before += (request_length(p, i) + chunk - 1) / chunk;
+    for (int i = lane; i < b; i += 32) before += blocks_for(request_length(p, i), chunk);
     for (int d = 16; d; d >>= 1) before += __shfl_xor_sync(~0u, before, d);
   }
   const int length = p.batch == 1 ? total : request_length(p, b);
-  Share s = {before, (length + chunk - 1) / chunk};
-  if (s.count > 1) {
-    const int even = (length + s.count - 1) / s.count;
-    s.count = (length + even - 1) / even;
-  }
+  Share s = {before, blocks_for(length, chunk)};
+  if (s.count > 1) s.count = blocks_for(length, blocks_for(length, s.count));
   return s;
 }
 
