@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from paged import Batch, Case, error, lse_error
 from sglang.srt.layers.attention.verify.plan import SplitPlan
+from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 # Output tolerance (relative, Frobenius) by dtype; LSE is fp32 in every case.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
@@ -27,14 +28,18 @@ def with_target(plan: SplitPlan, target: int) -> SplitPlan:
     return replace(plan, target=target, items=items, splits=splits)
 
 
-def matches_oracle(case: Case, device: str) -> None:
-    """Output and LSE against float64; poison anywhere it must not look would show as NaN."""
-    batch = Batch(case, device)
-    out, lse = batch.run()
+def accurate(batch: Batch, plan: SplitPlan | None = None, space: VerifyWorkspace | None = None) -> None:
+    """Output and LSE of ``plan`` (by policy, if None) against float64; poison anywhere it must not look would show as NaN."""
+    out, lse = batch.run(plan, space)
     want, want_lse = batch.expected()
-    tolerance, lse_tolerance = tolerances(case)
-    assert error(out, want) < tolerance, (case, error(out, want))
-    assert lse_error(lse, want_lse) < lse_tolerance, (case, lse_error(lse, want_lse))
+    tolerance, lse_tolerance = tolerances(batch.case)
+    assert error(out, want) < tolerance, (batch.case, error(out, want))
+    assert lse_error(lse, want_lse) < lse_tolerance, (batch.case, lse_error(lse, want_lse))
+
+
+def matches_oracle(case: Case, device: str) -> None:
+    """``accurate`` for a case by itself."""
+    accurate(Batch(case, device))
 
 
 def padding_is_silent(case: Case, device: str) -> None:
@@ -148,3 +153,34 @@ def must_fail(check: Callable[[], None]) -> None:
     except AssertionError:
         return
     raise RuntimeError("the negative control passed: the check does not see the fault it is there for")
+
+
+# What every kernel in CUDA C++ promises beyond the oracle, at sizes for an emulated device.
+CONTRACTS: dict[str, Callable[[], None]] = {
+    "repeats are bitwise equal for every split count": lambda: repeats_are_equal(
+        Case("b7", dtype=torch.bfloat16, lengths=(211,)), "cpu", (1, 2, 3, 5, 13), repeats=1
+    ),
+    "later tokens do not leak": lambda: later_tokens_do_not_leak(
+        Case("leak", dtype=torch.bfloat16, lengths=(131, 5)), "cpu"
+    ),
+    "one split dominates": lambda: one_split_dominates(
+        Case("b13", dtype=torch.bfloat16, lengths=(131,)), "cpu"
+    ),
+    "lengths may change": lambda: lengths_may_change(
+        Case("graph", dtype=torch.bfloat16, lengths=(1, 1)), "cpu", ((130, 9), (3, 200), (66, 66))
+    ),
+}
+
+
+def outstanding(batch: Batch, keep: int) -> Callable[[], None]:
+    """Take away the queries and the last ``keep`` cache rows of each request; the result writes them, as a kernel in front would."""
+    where = torch.cat([s[len(s) - keep :] for s in batch.slots])
+    rows, q = batch.k_pool[where].clone(), batch.q.clone()
+    batch.k_pool[where] = float("nan")
+    batch.q.fill_(float("nan"))
+
+    def write() -> None:
+        batch.k_pool[where] = rows
+        batch.q.copy_(q)
+
+    return write

@@ -52,46 +52,20 @@ def test_oracle(case: Case) -> None:
     plan = batch.plan()
     assert plan.tile.kernel == "fused"
     space = batch.workspace(plan)
-    out, lse = batch.run(plan, space)
-    want, want_lse = batch.expected()
-    tolerance, lse_tolerance = checks.tolerances(case)
-    assert error(out, want) < tolerance
-    assert paged.lse_error(lse, want_lse) < lse_tolerance
+    checks.accurate(batch, plan, space)
     # What blocks hand each other is back to what it was, or the next launch would read it.
     assert (space.packets == -1).all() and (space.headers == -1).all()
 
 
-def test_repeats_are_bitwise_equal_for_every_split_count() -> None:
-    checks.repeats_are_equal(Case("b7", dtype=BF16, lengths=(211,)), "cpu", (1, 2, 3, 5, 13), repeats=1)
-
-
-def test_later_tokens_do_not_leak() -> None:
-    checks.later_tokens_do_not_leak(Case("leak", dtype=BF16, lengths=(131, 5)), "cpu")
-
-
-def test_one_split_dominates() -> None:
-    checks.one_split_dominates(Case("b13", dtype=BF16, lengths=(131,)), "cpu")
-
-
-def test_lengths_may_change() -> None:
-    checks.lengths_may_change(
-        Case("graph", dtype=BF16, lengths=(1, 1)), "cpu", ((130, 9), (3, 200), (66, 66))
-    )
+@pytest.mark.parametrize("contract", checks.CONTRACTS)
+def test_contracts(contract: str) -> None:
+    checks.CONTRACTS[contract]()
 
 
 def _late(batch: Batch, keep: int) -> EmulatedKernel:
     """A kernel whose predecessor still has to write the queries and the last ``keep`` cache rows of each request."""
-    where = torch.cat([s[len(s) - keep :] for s in batch.slots])
-    rows, q = batch.k_pool[where].clone(), batch.q.clone()
-    batch.k_pool[where] = float("nan")
-    batch.q.fill_(float("nan"))
-
-    def previous() -> None:
-        batch.k_pool[where] = rows
-        batch.q.copy_(q)
-
     kernel = EmulatedKernel(Variant(3, False, False, 5))
-    kernel.previous = previous
+    kernel.previous = checks.outstanding(batch, keep)
     return kernel
 
 

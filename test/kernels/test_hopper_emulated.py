@@ -16,7 +16,7 @@ import pytest
 import torch
 from paged import Batch, Case, error, lse_error
 from sglang.srt.layers.attention.verify import hopper, hopper_copy, launch, merge_gpu, stamps
-from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan
+from sglang.srt.layers.attention.verify.plan import DeviceTraits
 
 from benchmark.attention_trials import CHANGES, applies
 
@@ -55,21 +55,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
-def accurate(batch: Batch, plan: SplitPlan) -> None:
-    """Output and LSE of ``plan`` against the oracle."""
-    out, lse = batch.run(plan)
-    want, want_lse = batch.expected()
-    tolerance, lse_tolerance = checks.tolerances(batch.case)
-    assert error(out, want) < tolerance, error(out, want)
-    assert lse_error(lse, want_lse) < lse_tolerance
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_oracle(case: Case) -> None:
     batch = Batch(case)
     plan = batch.plan()
     assert plan.tile.kernel == "hopper"
-    accurate(batch, plan)
+    checks.accurate(batch, plan)
 
 
 # Many splits of one request, so that the merge takes several rounds (three of 32, five of 16, nine of 8), and a batch with
@@ -86,7 +77,7 @@ def test_what_is_being_tried_is_right(name: str, case: Case) -> None:
     batch = Batch(case)
     plan = checks.with_target(batch.plan(), 65 if case.name == "rounds" else 8)
     assert applies(plan)
-    accurate(batch, CHANGES[name](plan))
+    checks.accurate(batch, CHANGES[name](plan))
 
 
 class Writer(gluon_device.Previous):

@@ -17,7 +17,7 @@ import paged
 import pytest
 import torch
 from emulation import EmulatedWarpgroup, library
-from paged import Batch, Case, error, lse_error
+from paged import Batch, Case, error
 from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify import fused_driver, launch, stamps
 from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
@@ -70,74 +70,38 @@ def cut(plan: SplitPlan, pieces: int) -> SplitPlan:
     return replace(plan, target=pieces, items=pieces + plan.request.batch - 1, splits=splits)
 
 
-def accurate(batch: Batch, plan: SplitPlan | None = None) -> None:
-    """Output and LSE against the oracle."""
-    out, lse = batch.run(plan)
-    want, want_lse = batch.expected()
-    tolerance, lse_tolerance = checks.tolerances(batch.case)
-    assert error(out, want) < tolerance, error(out, want)
-    assert lse_error(lse, want_lse) < lse_tolerance, lse_error(lse, want_lse)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_oracle(case: Case) -> None:
     batch = Batch(case)
     assert batch.plan().tile.kernel == "warpgroup"
-    accurate(batch)
+    checks.accurate(batch)
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("keys", CHUNKS)
 def test_chunks(keys: int, pieces: int) -> None:
     batch = Batch(replace(SMALL, lengths=(keys * pieces,)))
-    accurate(batch, cut(batch.plan(), pieces))
+    checks.accurate(batch, cut(batch.plan(), pieces))
 
 
 # A merge thread has one split, some that not all of its neighbours have, or more than it loads at once.
 @pytest.mark.parametrize("pieces", [3, 16, 17, 35, pytest.param(141, marks=pytest.mark.slow)])
 def test_pieces(pieces: int) -> None:
     batch = Batch(replace(SMALL, lengths=(pieces,)))
-    accurate(batch, cut(batch.plan(), pieces))
+    checks.accurate(batch, cut(batch.plan(), pieces))
 
 
-def test_repeats_are_bitwise_equal_for_every_split_count() -> None:
-    checks.repeats_are_equal(Case("b7", dtype=BF16, lengths=(211,)), "cpu", (1, 2, 3, 5, 13), repeats=1)
-
-
-def test_later_tokens_do_not_leak() -> None:
-    checks.later_tokens_do_not_leak(Case("leak", dtype=BF16, lengths=(131, 5)), "cpu")
-
-
-def test_one_split_dominates() -> None:
-    checks.one_split_dominates(Case("b13", dtype=BF16, lengths=(131,)), "cpu")
-
-
-def test_lengths_may_change() -> None:
-    checks.lengths_may_change(
-        Case("graph", dtype=BF16, lengths=(1, 1)), "cpu", ((130, 9), (3, 200), (66, 66))
-    )
-
-
-def late(batch: Batch, keep: int, kernel: EmulatedWarpgroup) -> EmulatedWarpgroup:
-    """``kernel`` with a predecessor that still has to write the queries and the last ``keep`` cache rows of each request."""
-    where = torch.cat([s[len(s) - keep :] for s in batch.slots])
-    rows, q = batch.k_pool[where].clone(), batch.q.clone()
-    batch.k_pool[where] = float("nan")
-    batch.q.fill_(float("nan"))
-
-    def previous() -> None:
-        batch.k_pool[where] = rows
-        batch.q.copy_(q)
-
-    kernel.previous = previous
-    return kernel
+@pytest.mark.parametrize("contract", checks.CONTRACTS)
+def test_contracts(contract: str) -> None:
+    checks.CONTRACTS[contract]()
 
 
 def check_late(device: Device, lengths: tuple[int, ...], keep: int) -> None:
     """Right although the last ``keep`` rows of each request come when the kernel in front has ended."""
     batch = Batch(Case("late", dtype=BF16, heads=2, lengths=lengths))
     want, _ = batch.expected()
-    device.kernel = late(batch, keep, device.load(WarpgroupVariant(1, False), torch.device("cpu")))
+    device.kernel = device.load(WarpgroupVariant(1, False), torch.device("cpu"))
+    device.kernel.previous = checks.outstanding(batch, keep)
     try:
         out, _ = batch.run(cut(batch.plan(), 2))
     finally:

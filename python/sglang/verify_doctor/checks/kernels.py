@@ -26,6 +26,12 @@ SHOWN = (("MLA bf16", "mla", 512, 2), ("MLA fp8", "mla", 512, 1), ("GQA bf16", "
 ROWS = 24
 
 
+def settings(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Values of ``SGLANG_FORK_FUSED_ATTENTION`` and ``SGLANG_FORK_WARPGROUP_ATTENTION`` on the recorded machine."""
+    chosen = section(facts, "environment")
+    return str(chosen.get(FUSED_VARIABLE) or "auto"), str(chosen.get(WARPGROUP_VARIABLE) or "auto")
+
+
 def attention(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     """The tiles of every capability present."""
     if mode != "gpu":
@@ -39,8 +45,7 @@ def attention(facts: Mapping[str, Any], mode: str) -> list[Finding]:
             )
             continue
         family = arch_family(pair)
-        chosen = section(facts, "environment")
-        fused, warpgroup = (str(chosen.get(name) or "auto") for name in (FUSED_VARIABLE, WARPGROUP_VARIABLE))
+        fused, warpgroup = settings(facts)
         tiles = "; ".join(
             f"{name} {_text(pair, kind, dim, size, fused, warpgroup)}" for name, kind, dim, size in SHOWN
         )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from sglang.verify_doctor.deployment.drafting import draft_backend
 from sglang.verify_doctor.deployment.machine import Machine
 from sglang.verify_doctor.deployment.subject import Deployment, Row, Side
-from sglang.verify_doctor.facts.document import section
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.verify.admission import AttentionRequest, BackendFacts
@@ -128,11 +127,9 @@ def backend_facts(it: Deployment, side: Side, *, draft: bool) -> BackendFacts:
 def set_traits(it: Deployment, gpu: Machine) -> DeviceTraits:
     """The device as its environment has it, whatever the server's arguments are."""
     from sglang.srt.layers.attention.verify.plan import planned_traits
-    from sglang.srt.layers.attention.verify.table import FUSED_VARIABLE, WARPGROUP_VARIABLE
+    from sglang.verify_doctor.checks.kernels import settings
 
-    chosen = section(it.facts, "environment")
-    fused, warpgroup = (str(chosen.get(name) or "auto") for name in (FUSED_VARIABLE, WARPGROUP_VARIABLE))
-    return planned_traits(gpu.capability, gpu.multiprocessors or 1, fused, warpgroup)
+    return planned_traits(gpu.capability, gpu.multiprocessors or 1, *settings(it.facts))
 
 
 def traits(it: Deployment, gpu: Machine) -> DeviceTraits:
