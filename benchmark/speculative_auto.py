@@ -9,7 +9,8 @@ every case once (there the switch finds its mode), and batches go above the larg
 Each row tells a token's time apart. ``token_ms`` is what a client sees. ``plain_step_ms`` is the median of plain steps in
 steady state, ``plain_steps_mean_ms`` the mean of all plain steps with those that wrote rows for the draft, and
 ``cycle_step_ms`` the median of cycles, as the switch itself saw the last steps of each timed request;
-``plain_device_ms`` and ``plain_gap_ms`` are the device's time in a decode and between two, from events. Counters are what
+``lead_ms`` is what the request's start and its first tokens take, which ``token_ms`` leaves out, and ``first_step_worst_ms``
+the longest step behind a prefill. ``plain_device_ms`` and ``plain_gap_ms`` are the device's time in a decode and between two, from events. Counters are what
 was added while the timed tokens ran: steps by mode, switches, probes, rows written for the draft.
 
 ``--profile-out FILE`` profiles plain decode and the switch at acceptance 1.0 at 16k, as ``slice_ab.py`` does.
@@ -37,7 +38,9 @@ from sglang.bench_verify.slice.shapes import NAMED, rank_slice
 CAPTURED = [1, 2]
 ABOVE = 4
 SWITCH_ON = {"SGLANG_SPEC_AUTO_ON_SIMULATED": "1"}
-CASES = ((1024, 1, 400), (16384, 1, 300), (1024, 2, 200))
+# Long enough that what a request's start costs more or less by chance (some ten milliseconds) is under a hundredth.
+CASES = ((1024, 1, 1000), (16384, 1, 800), (1024, 2, 600))
+WARM_TOKENS = 400
 ARGUMENTS = {"cuda_graph_bs_decode": CAPTURED, "disable_prefill_cuda_graph": True}
 SWITCHED = {**ARGUMENTS, "speculative_auto": "on"}
 PROFILED, PROFILE_CONTEXT, PROFILE_TOKENS = ("decode", "auto-1.0"), 16384, 96
@@ -94,7 +97,7 @@ def device_means(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -
 def step_metrics(states: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     """Step times as the switch saw them at the end of each timed request."""
     steady: dict[str, list[float]] = {"plain": [], "speculate": []}
-    means, worst = [], []
+    means, worst, first = [], [], []
     for state in states:
         groups = (state.get("speculative_auto") or {}).get("recent") or []
         for group in groups:
@@ -107,10 +110,12 @@ def step_metrics(states: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
             steps = sum(group["steps"] for group in plain)
             means.append(sum(group["mean_ms"] * group["steps"] for group in plain) / steps)
             worst.append(max(group["worst_ms"] for group in plain))
+        first += [group["worst_ms"] for group in groups if group["kind"] == "prefilled"]
     named = {
         "plain_step_ms": steady["plain"],
         "plain_steps_mean_ms": means,
         "plain_steps_worst_ms": worst,
+        "first_step_worst_ms": first,
         "cycle_step_ms": steady["speculate"],
     }
     return {name: Metric.of(values, "ms") for name, values in named.items() if values}
@@ -123,7 +128,7 @@ def warm(fleet: Fleet, quiet: Path | None) -> None:
             if quiet is not None and quiet.exists():
                 return
             try:
-                fleet.measure(name, context, batch, tokens)
+                fleet.measure(name, context, batch, min(tokens, WARM_TOKENS))
             except EngineError as error:
                 print("warm-up failed", name, context, batch, error, flush=True)
 
@@ -143,7 +148,10 @@ def measure(
             continue
         spec = fleet.engines[name].spec
         pairs = [(item["states"][0], item["states"][1]) for item in items]
-        metrics = {"token_ms": Metric.of([item["ms_per_token"] for item in items], "ms")}
+        metrics = {
+            "token_ms": Metric.of([item["ms_per_token"] for item in items], "ms"),
+            "lead_ms": Metric.of([1e3 * item["lead_s"] for item in items], "ms"),
+        }
         metrics |= step_metrics([after for _, after in pairs])
         device = device_means(pairs)
         for phase, metric in (("decode", "plain_device_ms"), ("host_gap", "plain_gap_ms")):

@@ -41,7 +41,7 @@ class FakeEngine:
         self.asked = 0
 
     def measure(self, context: int, batch: int, tokens: int, watch: bool = False) -> dict[str, Any]:
-        found: dict[str, Any] = {"ms_per_token": TOKEN_MS[self.spec.name]}
+        found: dict[str, Any] = {"ms_per_token": TOKEN_MS[self.spec.name], "lead_s": 0.05}
         return {**found, "states": [self.state(), self.state()]} if watch else found
 
     def generate(self, context: int, batch: int, tokens: int) -> list[int]:
@@ -225,5 +225,21 @@ def test_a_watched_measurement_tells_the_states_around_its_timed_tokens(
     plain = engine.measure(16, 2, 50)
     assert "states" not in plain and "watch" not in engine.sent[-1]
     before, after = engine.measure(16, 2, 50, watch=True)["states"]
-    assert before["counters"] == {"spec_auto_x": 7} and after["counters"] == {"spec_auto_x": 8}
+    calls = 2 + host.LEADS + 1  # of one measurement
+    assert before["counters"] == {"spec_auto_x": 2 * calls - 1} and after["counters"] == {"spec_auto_x": 2 * calls}
     assert after["speculative_auto"] == {"mode": "plain"}
+
+
+def test_a_disturbed_lead_does_not_shorten_the_measured_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lead that counts is the median: one that took five seconds more would make 50 tokens take a tenth less."""
+    clock = [0.0]
+    durations = iter([1.0, 1.0, 1.0, 6.0, 1.0, 51.0])
+
+    class Slow(Model):
+        def generate(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+            clock[0] += next(durations)
+            return super().generate(*args, **kwargs)
+
+    monkeypatch.setattr(host.time, "perf_counter", lambda: clock[0])
+    found = InOneProcess(spec_of(load()), Slow()).measure(16, 1, 50)
+    assert found["ms_per_token"] == pytest.approx(1000.0) and found["lead_s"] == 1.0

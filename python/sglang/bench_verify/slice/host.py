@@ -23,6 +23,8 @@ from typing import Any
 MARK = "@bench_verify "
 # Tokens before the measured stretch: the first cycles after a prefill fill caches and pick up graphs.
 LEAD = 8
+# Runs of the lead: one that was disturbed would shorten the measured stretch by as much.
+LEADS = 3
 
 
 def measure(
@@ -30,15 +32,15 @@ def measure(
 ) -> dict[str, Any]:
     """Milliseconds of a token and of a cycle at one context.
 
-    The same prompts are run for ``LEAD`` and for ``LEAD + tokens`` tokens; the difference is decode only.
-    The prompt is in the prefix cache after its first run, so neither of the two pays for a prefill.
+    The same prompts are run for ``LEAD`` (the median of ``LEADS`` runs) and for ``LEAD + tokens`` tokens; the difference
+    is decode only. The prompt is in the prefix cache after its first run, so none of them pays for a prefill.
     ``watch`` adds ``states``: the scheduler's statistics right before and right after the longer run.
     """
     prompts = _prompts(context, batch, seed, vocabulary)
     marks = []
     states = []
     # The first call fills the prefix cache, the second compiles what a cached prefix needs; neither is used.
-    for count in (2, LEAD, LEAD, LEAD + tokens):
+    for count in (2, *(LEAD,) * (1 + LEADS), LEAD + tokens):
         if watch and count > LEAD:
             states.append(state(engine))
         begin = time.perf_counter()
@@ -46,7 +48,7 @@ def measure(
         seconds = time.perf_counter() - begin
         cycles = max(int(info.get("spec_verify_ct") or info["completion_tokens"]) for info in infos)
         marks.append((seconds, cycles, infos))
-    short, long = marks[-2], marks[-1]
+    short, long = sorted(marks[2:-1], key=lambda mark: mark[0])[LEADS // 2], marks[-1]
     elapsed = 1000.0 * (long[0] - short[0])
     if elapsed <= 0:
         raise RuntimeError(
@@ -62,6 +64,7 @@ def measure(
         "kept_length": _mean(infos, "spec_kept_length"),
         "cached_tokens": int(infos[0].get("cached_tokens") or 0),
         "prefill_s": marks[0][0],
+        "lead_s": short[0],
         **({"states": states} if watch else {}),
     }
 

@@ -6,8 +6,8 @@ import statistics
 from collections import deque
 from typing import Any
 
-# Enough for the tail of one request of a bench, few enough to be cheap in every step.
-KEPT = 256
+# Enough for most of a bench's request; a step costs the same however many are kept.
+KEPT = 1024
 # What a step was: nothing special; one that wrote rows the draft was owed, or followed such a one (host and device
 # pay in different steps); one of the two after a change of mode; the one that waited for a prefill.
 STEADY, CAUGHT_UP, CHANGED, PREFILLED = "steady", "caught up", "changed", "prefilled"
