@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paged import Batch, Case
 from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify.admission import SHARED, AttentionRequest, admit
+from sglang.srt.layers.attention.verify.binding import Binding, HeadShape, Scratch
 from sglang.srt.layers.attention.verify.context import KVContext
 from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.hooks import whole_device
@@ -103,6 +104,18 @@ def test_policy_is_apart_from_admission() -> None:
     assert "not measured" in make_plan(decode, RTX, 4096).reason
     assert make_plan(replace(MLA, capability=(12, 0)), RTX, 4096).use
     assert make_plan(replace(MLA, tokens=1), H200, 4096).use
+
+
+@pytest.mark.parametrize("device", [H200, B200, RTX], ids=["sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("batch", [1, 8, 10, 64])
+@pytest.mark.parametrize("kind", ["gqa", "mla"])
+def test_a_draft_step_keeps_the_cycle_one_graph(kind: str, batch: int, device: DeviceTraits) -> None:
+    """Whether or not the stock kernel would be the faster one: it is prepared outside its graph."""
+    base = replace(GQA, q_heads=8) if kind == "gqa" else MLA
+    decode = replace(base, tokens=1, batch=batch, capability=device.capability)
+    assert make_plan(replace(decode, draft_step=True), device, 4096).use
+    if kind == "gqa" and (batch > 8 or device is not H200):
+        assert not make_plan(decode, device, 4096).use
 
 
 def test_unknown_architecture_gets_the_generic_tile() -> None:
@@ -280,3 +293,15 @@ def test_blocks_that_wait_for_each_other_have_the_device_to_themselves(argument:
     fallbacks.reset()
     assert whole_device(H200, SimpleNamespace(**{argument: True})) == H200
     assert fallbacks.snapshot() == {}
+
+
+@pytest.mark.parametrize(
+    ("step", "topk", "tokens", "expected"), [(0, 1, 1, True), (None, 1, 1, False), (1, 2, 1, False), (0, 1, 3, False)]
+)
+def test_only_a_step_of_a_chain_draft_asks_as_one(step: int | None, topk: int, tokens: int, expected: bool) -> None:
+    shape = HeadShape("gqa", 8, 8, 128, 128, torch.bfloat16, torch.bfloat16)
+    binding = Binding(H200, None, topk, 4096, torch.zeros(1, 1), Scratch("cpu"), shape, draft_step=step)
+    request = binding.request(shape, 16, tokens)
+    assert request.draft_step is expected
+    plan = binding.decide(request)[1]
+    assert plan is not None and plan.use is (expected or tokens > 1)

@@ -60,7 +60,8 @@ def _path(it: Deployment, side: Side | None, backend: str, tokens: int, what: st
     whole = admit_backend(backend_facts(it, side, draft=what.startswith("draft")))
     if not whole.ok:
         return STOCK, whole.reason
-    asked = request(it, it.gpu, side, tokens, mask="full" if tree else "none")
+    step = what.startswith("draft") and tokens == 1 and not tree
+    asked = request(it, it.gpu, side, tokens, mask="full" if tree else "none", draft_step=step)
     admitted = admit(asked)
     if not admitted.ok:
         return STOCK, admitted.reason

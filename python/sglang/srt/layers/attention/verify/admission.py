@@ -29,6 +29,7 @@ class AttentionRequest:
 
     ``tokens`` is the number of query rows of every request (1 for decode, the draft width for verify).
     ``capability`` is the CUDA compute capability, ``(0, 0)`` for a CPU run under Triton's interpreter.
+    ``draft_step`` is set for the decode of a chain draft, whose graph is part of the cycle's.
     """
 
     kind: Kind
@@ -50,6 +51,7 @@ class AttentionRequest:
     temperature_len: int = -1
     logit_cap: float = 0.0
     page_size: int = 1
+    draft_step: bool = False
 
     @property
     def group(self) -> int:

@@ -178,6 +178,7 @@ class Binding:
             kv_dtype=shape.kv_dtype,
             capability=self.traits.capability,
             page_size=page_size,
+            draft_step=tokens == 1 and self.draft_step is not None and self.topk == 1,
             **facts,
         )
 

@@ -133,6 +133,10 @@ def prefer(request: AttentionRequest, family: str, sm_count: int) -> tuple[bool,
         return True, "verify would otherwise walk the prefix serially"
     if family == "interpreter":
         return True, "interpreter"
+    if request.draft_step:
+        # The stock kernel's metadata is made outside its graph, so with it the cycle would be three graphs: about a millisecond
+        # of the host, where the kernels of this one layer differ by microseconds.
+        return True, "a draft step, which keeps the cycle one graph"
     if family not in MEASURED_FAMILIES:
         return False, f"decode not measured on {family}"
     if request.kind == "mla":
