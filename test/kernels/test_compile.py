@@ -75,6 +75,7 @@ DEFAULT = (
     Compiled(120),
     Compiled(120, kv=FP8),
     Compiled(120, kind="gqa", dim=128, heads=8, kv_heads=8),
+    Compiled(120, kind="gqa", tokens=1, dim=128, heads=8, kv_heads=8, batch=16),  # a draft step
     Compiled(90, kind="gqa", dim=128, heads=8, kv_heads=8),
 )
 ALL = (
@@ -97,6 +98,12 @@ ALL = (
         for t in (1, 3)
         for kv in (BF16, FP8)
         for bs in (1, 32)
+    ),
+    *(
+        Compiled(arch, "gqa", 1, heads, 8, 128, BF16, bs)
+        for arch in (90, 100, 120)
+        for heads in (8, 64)
+        for bs in (1, 16, 64)
     ),
     *(
         Compiled(arch, "gqa", 3, heads, 8, dim, kv, spill=16 if arch != 90 and kv == FP8 and dim > 128 else 0)
