@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sglang.srt.speculative.auto.cells import PLAIN, SPECULATE
-from sglang.srt.speculative.auto.controller import Controller
+from sglang.srt.speculative.auto.controller import Controller, Verdict
 
 # Requests that the bench sends before each timed one, in steps of decode; then the tokens that it times, and as many.
 LEADS, EXTRA = (2, 8, 8), 8
@@ -13,6 +13,13 @@ LEADS, EXTRA = (2, 8, 8), 8
 CASES = ((1100, 1, 400, 1.660, 2.04), (16500, 1, 300, 1.728, 2.15), (1100, 2, 200, 1.692, 2.044))
 # That run's plain steps 27 before its probe of speculation, and the cycles after it.
 SLOW_MS, SLOW_FROM, SLOW_STEPS, LATE_CYCLE_MS = 2.318, 3653, 27, 2.133
+
+
+class Former(Controller):
+    """The controller of that run: it leaves plain decode by the last steps alone."""
+
+    def _calm_speedup(self, verdict: Verdict) -> float | None:
+        return verdict.speedup
 
 
 @dataclass
@@ -67,7 +74,7 @@ def test_a_switch_by_a_stretch_of_slow_steps_is_taken_back() -> None:
     The replay makes the steps that the run counted until then. After it the run made 208 cycles of 208 steps, since the
     slow stretch stayed the figure of plain decode for as long as speculation ran.
     """
-    replay = Replay()
+    replay = Replay(Former())
     short, long, (first, second, third) = timed(replay)
     assert sum(modes.count(SPECULATE) for modes in short) == 8, "one probe, as counted"
     assert not any(modes.count(SPECULATE) for modes in long)
@@ -76,6 +83,14 @@ def test_a_switch_by_a_stretch_of_slow_steps_is_taken_back() -> None:
     assert third[0] == SPECULATE, "which won in an untimed request"
     assert third.count(SPECULATE) < 70 and third[-100:] == [PLAIN] * 100
     assert replay.controller.mode == PLAIN
+
+
+def test_by_the_calm_level_the_stretch_is_no_reason() -> None:
+    """The same requests and the same stretch: nothing but the probes that a calm run has."""
+    replay = Replay()
+    two = timed(replay)[2]
+    assert sum(modes.count(SPECULATE) for modes in two) <= 8
+    assert replay.controller.switches == 1 and replay.controller.mode == PLAIN
 
 
 def test_without_the_stretch_it_stays_plain() -> None:

@@ -6,7 +6,6 @@ Acceptance belongs to the text, not to the cell.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,9 @@ MODES = (SPECULATE, PLAIN)
 # garbage collection) before the figure moves.
 WINDOW = 31
 ENOUGH = 4
+# So many are kept for the calm level, their lower quartile: a stretch of slow steps has to last for three quarters of
+# them before that moves.
+LONG = 256
 
 Key = tuple[int, int]
 
@@ -26,7 +28,7 @@ Key = tuple[int, int]
 def key_of(batch: int, context: int) -> Key:
     """The cell of a batch: exact batches up to 4, then powers of two; a context bucket an octave above 1024."""
     size = batch if batch <= 4 else 1 << (batch - 1).bit_length()
-    return size, max(10, math.ceil(math.log2(max(context, 1))))
+    return size, max(10, (context - 1).bit_length())
 
 
 @dataclass
@@ -35,11 +37,13 @@ class Samples:
 
     values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     at: int = 0
+    longer: deque[float] = field(default_factory=lambda: deque(maxlen=LONG))
     _median: float | None = field(default=None, repr=False)
 
     def add(self, ms: float, step: int) -> None:
         """Add one; ``step`` is when."""
         self.values.append(ms)
+        self.longer.append(ms)
         self.at = step
         self._median = None
 
@@ -52,6 +56,14 @@ class Samples:
             # Asked for in every decision, for every cell of a batch size; of most of them nothing has changed.
             self._median = statistics.median(self.values)
         return self._median
+
+    @property
+    def calm_ms(self) -> float | None:
+        """The lower quartile of the longer window, or None before there are enough."""
+        if len(self.longer) < ENOUGH:
+            return None
+        # Nearest rank, not rounded up: of four the lowest.
+        return sorted(self.longer)[(len(self.longer) - 1) // 4]
 
 
 class Cells:
@@ -66,11 +78,15 @@ class Cells:
 
     def add(self, mode: str, key: Key, ms: float, step: int) -> None:
         """Add one step time."""
-        self._cells.setdefault((mode, key), Samples()).add(ms, step)
+        own = self._cells.get((mode, key))
+        if own is None:
+            own = self._cells[mode, key] = Samples()
+        own.add(ms, step)
 
     def renew(self, mode: str, key: Key, times: Iterable[float], step: int) -> None:
         """Put these step times in the place of all that the cell held."""
-        self._cells[mode, key] = Samples(deque(times, maxlen=WINDOW), step)
+        kept = list(times)
+        self._cells[mode, key] = Samples(deque(kept, maxlen=WINDOW), step, deque(kept, maxlen=LONG))
 
     def own(self, mode: str, key: Key) -> Samples | None:
         """The cell's samples, if there are any."""

@@ -16,7 +16,7 @@ is none, and one that wins costs nothing, since what it runs is the mode to come
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang.srt.speculative.auto.cells import ENOUGH, PLAIN, SPECULATE, Cells, Kept, Key, key_of
 
@@ -212,6 +212,8 @@ class Controller:
         verdict = self._verdict(key)
         leave, come_back = self._margins()
         speedup = verdict.speedup
+        if self.mode == PLAIN and speedup is not None and speedup > come_back:
+            speedup = self._calm_speedup(verdict)
         if speedup is None:
             self._streak = 0
         elif self.mode == SPECULATE:
@@ -232,6 +234,18 @@ class Controller:
             self._switch(other, verdict)
         elif self._may_ask(other, key):
             self._probe(other, verdict)
+
+    def _calm_speedup(self, verdict: Verdict) -> float | None:
+        """The speed-up over plain decode as it is without disturbances, where that is known.
+
+        Plain steps are short, so what delays the host shows in them alone, and a cycle wins against such a stretch.
+        What makes plain decode slower for good (text that is accepted, a longer context) is no such stretch.
+        """
+        own = self.cells.own(PLAIN, verdict.key)
+        calm = own.calm_ms if own is not None else None
+        if calm is None or verdict.decode_ms is None or calm >= verdict.decode_ms:
+            return verdict.speedup
+        return replace(verdict, decode_ms=calm).speedup
 
     def _may_ask(self, other: str, key: Key) -> bool:
         """Whether a verdict for ``other`` may have its probe; not again where one just said no."""
