@@ -44,6 +44,11 @@ TOPIC = Topic(
             hook=f"{HOOKS}:decode_stats",
         ),
         Around(
+            file="sglang/srt/speculative/eagle_utils.py",
+            scope="eagle_prepare_for_decode",
+            hook="sglang.srt.speculative.auto.reserve:prepare",
+        ),
+        Around(
             file="sglang/srt/managers/schedule_batch.py",
             scope="Req.effective_kv_committed_len",
             hook=f"{HOOKS}:committed",

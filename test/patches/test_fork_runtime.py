@@ -197,8 +197,15 @@ def test_counters() -> None:
     counters.add("replays", batch=4, kind="verify")
     counters.add("replays", kind="verify", batch=4)
     assert counters.snapshot() == {"replays": 3, 'replays{batch="4",kind="verify"}': 2}
+    once_more = counters.bound("replays", kind="verify", batch=4)
+    assert counters.snapshot()['replays{batch="4",kind="verify"}'] == 2, "made, not counted"
+    once_more()
+    assert counters.snapshot()['replays{batch="4",kind="verify"}'] == 3
     counters.reset()
     assert counters.snapshot() == {}
+    once_more()
+    assert counters.snapshot() == {'replays{batch="4",kind="verify"}': 1}
+    counters.reset()
 
 
 @pytest.mark.parametrize("name", ["fallbacks", "counters"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.auto import admission, catch_up, hooks, plain
 from sglang.srt.speculative.auto.admission import BatchFacts, ServerFacts, admit_batch, admit_server
 from sglang.srt.speculative.auto.rows import FEWEST, MOST, MOST_BYTES, RowRing, span_for
@@ -176,6 +178,7 @@ class Request:
         self.spec_verify_ct, self.spec_correct_drafts_histogram = 0, []
         self.done = values.pop("done", False)
         self.is_retracted = False
+        self.kv_committed_len = 0
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -201,7 +204,8 @@ def test_a_plain_step_is_no_verify() -> None:
     worker = SimpleNamespace(fork_auto=SimpleNamespace(settled=told.append))
     processor = SimpleNamespace(model_worker=worker)
     batch = SimpleNamespace(reqs=[Request(), Request(done=True)])
-    cycle, step = SimpleNamespace(drafts=2), SimpleNamespace(drafts=0, **{plain.MARK: True})
+    cycle = SimpleNamespace(drafts=2)
+    step = SimpleNamespace(next_token_ids=torch.tensor([7, 7]), **{plain.MARK: True})
     for result in (step, cycle, step, step):
         assert hooks.resolve_tokens(settle, processor, result, batch) == [[7], [7]]
         counted = hooks.spec_metrics(lambda *_: "counted", None, 2, 0)
@@ -210,8 +214,40 @@ def test_a_plain_step_is_no_verify() -> None:
     assert live.spec_verify_ct == 1 and live.spec_correct_drafts_histogram == [0, 0, 1]
     assert ended.spec_verify_ct == 0 and told == [cycle]
     assert plain.plain_steps_of(live) == 3 and plain.plain_steps_of(ended) == 0
+    assert live.kv_committed_len == 3 and ended.kv_committed_len == 0
     assert histogram_faults([0, 0, 1], 1, 2, completion_tokens=7, plain_steps=3) == []
     assert histogram_faults([0, 0, 1], 1, 2, completion_tokens=7), "negative control"
+
+
+def test_a_plain_step_is_settled_as_upstream_settles_a_verify_of_width_one() -> None:
+    """Upstream's own resolver as the oracle; a request that ended or was retracted commits nothing."""
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+
+    oracle = inspect.unwrap(SchedulerBatchResultProcessor._resolve_spec_v2_tokens)
+    processor = SimpleNamespace(
+        model_worker=SimpleNamespace(on_verify_complete_cpu=lambda *args, **kw: None),
+        advance_grammar_fsm=lambda result, batch: None,
+    )
+    found = []
+    for resolve in (
+        lambda result, batch: oracle(processor, result, batch),
+        lambda r, b: plain.settle(r, b.reqs),
+    ):
+        requests = [Request(kv_committed_len=20 + index, done=index == 1) for index in range(3)]
+        requests[2].is_retracted = True
+        for request in requests:
+            request.grammar, request.spec_num_correct_drafts = None, 5
+            request.update_spec_correct_drafts_histogram = lambda drafts: None
+        result = GenerationBatchResult(
+            next_token_ids=torch.tensor([4, 5, 6]),
+            accept_lens=torch.ones(3, dtype=torch.int32),
+            speculative_num_draft_tokens=1,
+        )
+        tokens = resolve(result, SimpleNamespace(reqs=requests))
+        told = {name: value for name, value in vars(result).items() if not torch.is_tensor(value)}
+        kept = [(request.kv_committed_len, request.spec_num_correct_drafts) for request in requests]
+        found.append((tokens, told, kept))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

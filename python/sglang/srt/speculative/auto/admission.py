@@ -54,9 +54,9 @@ class ServerFacts:
     encoder: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class BatchFacts:
-    """What a batch decides.
+    """What a batch decides. Made in every step, so it is not frozen: that would make it three times as dear.
 
     Attributes:
         requests: requests in it.

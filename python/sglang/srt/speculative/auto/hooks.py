@@ -81,7 +81,7 @@ def timed_plain(worker: Any, runtime: Any, batch: Any, on_publish: Any) -> Any:
     from sglang.srt.speculative.stats.collector import collector
 
     stats = collector()
-    stats.clock.begin("decode", kind="decode", batch=len(batch.reqs), context=_context(batch))
+    stats.clock.begin("decode", kind="decode", batch=len(batch.reqs), context=runtime.context)
     stats.graphs.begin()
     try:
         result = plain.step(worker, runtime, batch, on_publish)
@@ -99,23 +99,12 @@ def resolve_tokens(original: Original, self: Any, result: Any, batch: Any) -> An
     """Around the resolver of a step's tokens: a plain step is no verify, and counts as none."""
     global _settling_plain
     _settling_plain = bool(getattr(result, plain.MARK, False))
-    live = [request for request in batch.reqs if not (request.finished() or request.is_retracted)]
+    if _settling_plain:
+        return plain.settle(result, batch.reqs)
     tokens = original(self, result, batch)
     runtime = runtime_of(self.model_worker)
-    if runtime is None:
-        return tokens
-    if not _settling_plain:
+    if runtime is not None:
         runtime.settled(result)
-        return tokens
-    for request in live:
-        # Counted here and not at the launch: under overlap one more is launched after a request's end.
-        setattr(request, plain.STEPS, plain.plain_steps_of(request) + 1)
-        request.spec_verify_ct -= 1
-        histogram = request.spec_correct_drafts_histogram
-        if histogram and histogram[0] > 0:
-            histogram[0] -= 1
-            while histogram and histogram[-1] == 0:
-                histogram.pop()
     return tokens
 
 
@@ -162,9 +151,3 @@ def internal_state(original: Original, self: Any, *args: Any, **kwargs: Any) -> 
         {"mode": "off", "reason": getattr(worker, REASON, None)} if runtime is None else runtime.state()
     )
     return output
-
-
-def _context(batch: Any) -> int:
-    from sglang.srt.speculative.auto.runtime import mean_context
-
-    return mean_context(batch)

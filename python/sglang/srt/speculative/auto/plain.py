@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# Marks a result: what settles it must not count it as a verify.
+# Marks a result, which must not count as a verify where it is settled, and what it hands to the next step.
 MARK = "fork_plain_step"
 # What a plain step changes on its batch.
 CHANGED = (
@@ -97,15 +97,15 @@ def step(worker: Any, runtime: Any, batch: Any, on_publish: Any) -> Any:
     runtime.ring.store(slots, lengths, logits.hidden_states, tokens)
     _hand_over_fence(worker, runner)
     scores, ids, hidden, ones = runtime.stubs.get(lengths.shape[0])
+    following = EagleDraftInput(bonus_tokens=tokens, topk_p=scores, topk_index=ids, hidden_states=hidden)
+    setattr(following, MARK, True)
     result = GenerationBatchResult(
         logits_output=logits,
         next_token_ids=tokens,
         accept_lens=ones,
         can_run_cuda_graph=out.can_run_graph,
         speculative_num_draft_tokens=1,
-        next_draft_input=EagleDraftInput(
-            bonus_tokens=tokens, topk_p=scores, topk_index=ids, hidden_states=hidden
-        ),
+        next_draft_input=following,
         new_seq_lens=longer,
         routed_experts_output=out.routed_experts_output,
         indexer_topk_output=out.indexer_topk_output,
@@ -122,3 +122,18 @@ def _hand_over_fence(worker: Any, runner: Any) -> None:
     if last is not runner:
         last.war_fastpath_read_done_event = runner.war_fastpath_read_done_event
         runner.war_fastpath_read_done_event = None
+
+
+def settle(result: Any, requests: list[Any]) -> list[list[int]]:
+    """What upstream's resolver of a verify does for one token a request, less what counts verifies.
+
+    No grammar has to follow: a batch with one decodes by cycles. The next step is launched after this.
+    """
+    result.num_correct_drafts = 0
+    result.num_correct_drafts_per_req_cpu = [0] * len(requests)
+    for request in requests:
+        if not (request.finished() or request.is_retracted):
+            request.kv_committed_len += 1
+            # Counted here and not at the launch: under overlap one more is launched after a request's end.
+            setattr(request, STEPS, plain_steps_of(request) + 1)
+    return [[token] for token in result.next_token_ids.tolist()]

@@ -14,7 +14,7 @@ import torch
 from sglang.fork import counters, fallbacks
 from sglang.srt.speculative.auto import catch_up
 from sglang.srt.speculative.auto.admission import PATH, BatchFacts, admit_batch
-from sglang.srt.speculative.auto.cells import PLAIN, SPECULATE
+from sglang.srt.speculative.auto.cells import MODES, PLAIN, SPECULATE
 from sglang.srt.speculative.auto.controller import Controller, Scripted
 from sglang.srt.speculative.auto.plain import Stubs
 from sglang.srt.speculative.auto.recent import CAUGHT_UP, CHANGED, PREFILLED, STEADY, Recent
@@ -27,6 +27,7 @@ ATTRIBUTE = "fork_auto"
 # Kept on a request: rows the draft owes, and whether the row of its last prefilled token is in the ring.
 OWED, WHOLE = "fork_owed_rows", "fork_row_kept"
 SCRIPT = "SGLANG_SPEC_AUTO_SCRIPT"
+STEPPED = {mode: counters.bound("spec_auto_steps", mode=mode) for mode in MODES}
 COUNTED = {
     "switch": "spec_auto_switches",
     "probe": "spec_auto_probes",
@@ -45,7 +46,7 @@ def make_controller() -> Controller | Scripted:
     return Scripted(int(every)) if every.isdigit() and int(every) > 0 else Controller()
 
 
-@dataclass
+@dataclass(slots=True)
 class Begun:
     """A step that was begun and not yet timed.
 
@@ -82,6 +83,8 @@ class Runtime:
         self.controller = controller
         self.recent = Recent()
         self._last: Begun | None = None
+        # Requests all of which were found whole: their list, and how many it held.
+        self._whole: tuple[Any, int] = (None, 0)
         # The mode before, steps since it changed, and whether the step before this one wrote rows for the draft.
         self._mode_before, self._unchanged, self._wrote = SPECULATE, 0, False
         self._draft_behind = False
@@ -98,15 +101,22 @@ class Runtime:
         mode = self.controller.choose(size, context)
         if leads:
             mode = self._agree(mode)
-        reason = self.gave_up or admit_batch(batch_facts(batch))
-        if reason is not None and mode == PLAIN:
-            fallbacks.record(PATH, reason)
-            mode = SPECULATE
-        for event in self.controller.drain():
-            self._report(event)
-        counters.add("spec_auto_steps", mode=mode)
+        if mode == PLAIN:
+            reason = self.gave_up or admit_batch(batch_facts(batch, self._are_whole(batch.reqs)))
+            if reason is not None:
+                fallbacks.record(PATH, reason)
+                mode = SPECULATE
+        if leads:
+            for event in self.controller.drain():
+                self._report(event)
+        STEPPED[mode]()
         self._last = Begun(mode, size, context, self._kind(mode), time.perf_counter())
         return mode
+
+    @property
+    def context(self) -> int:
+        """Mean tokens of a request in the step that was chosen last."""
+        return self._last.context if self._last is not None else 0
 
     def cut(self) -> None:
         """What follows does not follow directly: a prefill lies between."""
@@ -217,6 +227,16 @@ class Runtime:
         if last.kind != PREFILLED:
             self.controller.took(last.mode, size, last.context, ms)
 
+    def _are_whole(self, requests: Any) -> bool:
+        """Whether all have the row that the draft goes on from; who has it keeps it, and most steps ask of the same."""
+        known, count = self._whole
+        if known is requests and count == len(requests):
+            return True
+        whole = all(getattr(request, WHOLE, False) for request in requests)
+        if whole:
+            self._whole = (requests, len(requests))
+        return whole
+
     def _kind(self, mode: str) -> str:
         """What the step that begins is, apart from its mode; rows written in it are noted by ``_write``."""
         last, wrote, self._wrote = self._last, self._wrote, False
@@ -275,8 +295,8 @@ def mean_context(batch: Any) -> int:
     return total // max(1, len(requests))
 
 
-def batch_facts(batch: Any) -> BatchFacts:
-    """What decides whether a batch may decode plainly."""
+def batch_facts(batch: Any, whole: bool) -> BatchFacts:
+    """What decides whether a batch may decode plainly; ``whole`` as in the facts."""
     info = batch.sampling_info
     penalizers = info.penalizer_orchestrator or getattr(info, "run_penalizers", None)
     return BatchFacts(
@@ -286,7 +306,7 @@ def batch_facts(batch: Any) -> BatchFacts:
         hidden_states=bool(batch.return_hidden_states),
         penalties=bool(penalizers is not None and penalizers.is_required),
         processors=bool(info.has_custom_logit_processor),
-        whole=all(getattr(request, WHOLE, False) for request in batch.reqs),
+        whole=whole,
     )
 
 
