@@ -25,7 +25,7 @@ import torch
 from sglang.bench_verify.environment import capture
 from sglang.bench_verify.rows import Metric, Results, Row, Scalar
 from sglang.srt.distributed.one_shot.cuda import CudaKernels, open_local_kernels
-from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
+from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec, admit
 from sglang.srt.distributed.one_shot.protocol import Variant
 
 ROWS = (1, 3, 4, 6, 24, 48)
@@ -97,19 +97,24 @@ def caller(
 
 
 def cases(everyone: list[CudaKernels], max_blocks: int) -> Iterator[tuple[dict[str, Scalar], list[float]]]:
-    """Every operation, variant and row count for these ranks."""
+    """Every operation, variant and row count for these ranks; of packets also each shape (0: the default)."""
     device, ranks = torch.device("cuda", 0), len(everyone)
     for count in ROWS:
         x = torch.randn(ranks, count, HIDDEN, device=device).bfloat16()
         residual = torch.randn(count, HIDDEN, device=device).bfloat16().expand_as(x).contiguous()
         weight = torch.randn(HIDDEN, device=device).bfloat16()
-        for variant, dependent, fused in product(Variant, (False, True), (False, True)):
+        ways = list(product(Variant, (False, True), (False, True), (0,)))
+        ways += [(Variant.PACKETS, False, True, shape) for shape in (1, 2, 4, 8)]
+        ways += [(Variant.PACKETS, False, False, shape) for shape in (32, 64, 128, 256)]
+        for variant, dependent, fused, shape in ways:
+            if not admit(count, HIDDEN, torch.bfloat16, ranks, variant=variant):
+                continue
             for kernels in everyone:
-                kernels.dependent_launch = dependent
+                kernels.dependent_launch, kernels.packet_shape = dependent, shape
             case: dict[str, Scalar] = {
                 "op": "all_reduce_rms_norm" if fused else "all_reduce", "method": variant.value,
                 "dependent_launch": dependent, "ranks": ranks, "max_blocks": max_blocks, "rows": count,
-                "hidden": HIDDEN, "dtype": "bfloat16",
+                "hidden": HIDDEN, "dtype": "bfloat16", "shape": shape,
             }  # fmt: skip
             yield case, microseconds(everyone, caller(x, residual, weight, variant, fused))
 

@@ -162,9 +162,19 @@ def test_a_whole_run_writes_rows_and_a_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "preflight  passed" in done.stdout
     results = Results.load(tmp_path / "rows.json")
-    assert {row.case["method"] for row in results.rows} == {"one-shot", "two-stage", "gloo"}
+    assert {row.case["method"] for row in results.rows} == {"one-shot", "packets", "two-stage", "gloo"}
     # Two passes of two repeats.
     assert all(row.metrics["us"].value > 0 and len(row.metrics["us"].samples) == 4 for row in results.rows)
     assert all("us_pass_2" in row.metrics and "us_between" not in row.metrics for row in results.rows)
     table = table_file.load(tmp_path / "table.json")
     assert (table.key.link, table.key.ranks, len(table.points)) == ("cpu", 2, 4)
+
+
+def test_a_run_of_some_methods_has_no_table(tmp_path: Path) -> None:
+    words = ("--methods", "packets,one-shot", "--json", str(tmp_path / "rows.json"))
+    done = run(tmp_path, *words, "--table", str(tmp_path / "table.json"))
+    assert done.returncode == 1 and "no table" in done.stderr
+    rows = Results.load(tmp_path / "rows.json").rows
+    assert {row.case["method"] for row in rows} == {"one-shot", "packets"}
+    done = run(tmp_path, "--shapes", "3")
+    assert done.returncode == 2 and "1, 2, 4 or 8 CTAs a row" in done.stderr

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sglang.bench_all_reduce import flashinfer_fused, graph_nodes, measure, methods, report, worker
 from sglang.bench_all_reduce.worker import Job, Result
-from sglang.srt.distributed.one_shot.policy import FUSED, ONE_SHOT, PLAIN, STOCK, TWO_STAGE
+from sglang.srt.distributed.one_shot.policy import FUSED, ONE_SHOT, PACKETS, PLAIN, STOCK, TWO_STAGE
 from sglang.srt.distributed.one_shot.topology import Topology
 
 PAIR = Topology(
@@ -116,15 +116,16 @@ class Launches:
     """Stands in for kernels on a GPU: remembers how each call would have been launched."""
 
     dependent_launch = False
+    packet_shape = 0
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, bool]] = []
+        self.seen: list[tuple[str, bool, int]] = []
 
     def all_reduce(self, x: torch.Tensor, **words: Any) -> None:
-        self.seen.append((words["variant"].value, self.dependent_launch))
+        self.seen.append((words["variant"].value, self.dependent_launch, self.packet_shape))
 
     def all_reduce_rms_norm(self, x: torch.Tensor, *operands: Any, **words: Any) -> None:
-        self.seen.append((words["variant"].value, self.dependent_launch))
+        self.all_reduce(x, **words)
 
 
 @pytest.mark.parametrize("setting", ["0", "1"])
@@ -135,20 +136,38 @@ def test_one_shot_is_measured_with_and_without_dependent_launch(
     monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE_PDL", setting)
     kernels: Any = Launches()
     x = torch.zeros(3, 8)
-    found = methods.ours(kernels, "")
-    assert {(method.name, method.kind) for method in found} == {
-        (name, kind) for name in (ONE_SHOT, methods.ONE_SHOT_PDL, TWO_STAGE) for kind in (PLAIN, FUSED)
+    found = methods.ours(kernels, "", shapes=(2, 64))
+    wanted = {
+        ONE_SHOT: ("one_shot", False, 0),
+        methods.ONE_SHOT_PDL: ("one_shot", True, 0),
+        PACKETS: ("packets", False, 0),
+        methods.PACKETS_PDL: ("packets", True, 0),
+        "packets/2": ("packets", False, 2),
+        "packets/64": ("packets", False, 64),
+        TWO_STAGE: ("two_stage", setting == "1", 0),
     }
-    wanted = {ONE_SHOT: False, methods.ONE_SHOT_PDL: True, TWO_STAGE: setting == "1"}
+    both = [(name, kind) for name in wanted for kind in (PLAIN, FUSED) if "/" not in name]
+    shaped = [("packets/2", FUSED), ("packets/64", PLAIN)]  # CTAs a row, threads a CTA
+    assert {(method.name, method.kind) for method in found} == {*both, *shaped}
     for method in [*found, *reversed(found)]:
         method.prepare(x)(x)
-        assert kernels.seen[-1][1] is wanted[method.name], method.name
+        assert kernels.seen[-1] == wanted[method.name], method.name
+        assert methods.variant_of(method.name).value == wanted[method.name][0]
     # The table has the figures of what a server with this setting launches.
     assert methods.table_name(ONE_SHOT) == (methods.ONE_SHOT_PDL if setting == "1" else ONE_SHOT)
+    assert methods.table_name(PACKETS) == (methods.PACKETS_PDL if setting == "1" else PACKETS)
     assert methods.table_name("nccl") == "nccl"
     simulated: Any = SimpleNamespace()
-    assert methods.ONE_SHOT_PDL not in {method.name for method in methods.ours(simulated, "")}
-    assert methods.ONE_SHOT_PDL not in {method.name for method in methods.ours(None, "no kernels")}
+    for others in (methods.ours(simulated, "", shapes=(2,)), methods.ours(None, "no kernels", shapes=(2,))):
+        assert {method.name for method in others} == {ONE_SHOT, PACKETS, TWO_STAGE}
+
+
+def test_what_does_not_fit_packets_is_a_missing_row() -> None:
+    message = methods.Method(PACKETS, PLAIN, "fork")
+    assert worker._outside(message, 3, JOB, 2) == ""
+    assert "too large for packets" in worker._outside(message, 24, JOB, 8)
+    assert worker._outside(methods.Method(ONE_SHOT, PLAIN, "fork"), 24, JOB, 8) == ""
+    assert worker._outside(methods.Method("nccl", PLAIN, "upstream"), 24, JOB, 8) == ""
 
 
 @pytest.mark.parametrize(

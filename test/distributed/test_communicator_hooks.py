@@ -5,6 +5,7 @@ With the hooks and without them (``__wrapped__`` is upstream's function) results
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import partial
 from pathlib import Path
@@ -88,12 +89,19 @@ def plain(rank: int, size: int, folder: Path) -> list[Any]:
     before = sum(calls.values())
     assert torch.equal(group.all_reduce(shifted), stock(group, shifted.clone()))
     assert sum(calls.values()) == before + 1
+    assert {name for _, name in calls} == {
+        "one-shot" if os.environ["SGLANG_FORK_ALL_REDUCE_PROTOCOL"] == "auto" else "packets"
+    }
     return rows_served
 
 
+@pytest.mark.parametrize("protocol", ["auto", "packets"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_plain_reductions_equal_upstreams(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_reductions_equal_upstreams(
+    size: int, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE", "force")
+    monkeypatch.setenv("SGLANG_FORK_ALL_REDUCE_PROTOCOL", protocol)
     outcomes, _ = ranks.run(plain, size, tmp_path)
     served = [(dtype, rows) for dtype in ("torch.bfloat16", "torch.float16") for rows in (1, 2, 3, 7, 8)]
     for outcome in outcomes:
@@ -407,3 +415,29 @@ def test_the_servers_state_names_every_group(monkeypatch: pytest.MonkeyPatch) ->
     assert found["mine"] == 1
     assert found["one_shot_all_reduce"]["tp:0"]["ours"] is False
     assert "no GPU" in found["one_shot_all_reduce"]["tp:0"]["lines"][0][1]
+
+
+def test_what_packets_have_no_room_for_is_sent_with_flags() -> None:
+    """By bytes, which all ranks share; a table that was measured never asks for it, a forced protocol does."""
+    from sglang.srt.distributed.one_shot.communicator import Communicator
+    from sglang.srt.distributed.one_shot.policy import (
+        FUSED,
+        ONE_SHOT,
+        PACKETS,
+        PLAIN,
+        STOCK,
+        Key,
+        forced,
+        with_protocol,
+    )
+    from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels
+
+    table = with_protocol(forced(Key("any", "NV", 8, "")), PACKETS)
+    communicator = Communicator(SimulatedKernels(Fabric(8), 0), table, torch.device("cpu"))
+    methods = {
+        rows: communicator.choose(kind, rows, 7168, torch.bfloat16).method
+        for kind in (PLAIN, FUSED)
+        for rows in (1, 10, 11, 64, 65)
+    }
+    assert methods == {1: PACKETS, 10: PACKETS, 11: ONE_SHOT, 64: ONE_SHOT, 65: STOCK}
+    assert "too large for packets" in communicator.choose(PLAIN, 11, 7168, torch.bfloat16).reason

@@ -25,7 +25,13 @@ else:
 
 # Blackwell's workstation cards have the least shared memory; the kernels use a few hundred bytes of it.
 SHARED_LIMIT = 1024
-REGISTER_LIMIT = 128  # 512 threads of 128 registers fill the register file of one SM
+REGISTER_FILE = 65_536  # of one SM
+
+
+def threads_of(kernel: str) -> int:
+    """Most threads of a CTA of a kernel (its launch bound)."""
+    ranks = re.search(r"packet_kernelI\w+Lb[01]ELi(\d)E", kernel)
+    return {"2": 896, "4": 512, "8": 256}[ranks[1]] if ranks else 512
 
 
 @dataclass(frozen=True)
@@ -80,10 +86,11 @@ def for_hopper(libraries: Callable[[str], tuple[Path, str]]) -> tuple[Path, str]
 @pytest.mark.parametrize("name", nvcc.ARCHITECTURES)
 def test_no_kernel_spills_and_all_fit(libraries: Callable[[str], tuple[Path, str]], name: str) -> None:
     kernels = kernels_in(libraries(name)[1])
-    assert len(kernels) == 8  # two dtypes, plain and fused, one-shot and two-stage
+    # Two dtypes, plain and fused: one-shot and two-stage, and packets for 2, up to 4 and up to 8 ranks.
+    assert len(kernels) == 2 * 2 * (2 + 3)
     for kernel in kernels:
         assert (kernel.spilled, kernel.stack) == (0, 0), kernel
-        assert kernel.registers <= REGISTER_LIMIT, kernel
+        assert kernel.registers * threads_of(kernel.name) <= REGISTER_FILE, kernel
         assert kernel.shared <= SHARED_LIMIT, kernel
 
 
@@ -92,7 +99,11 @@ def test_the_library_loads_without_a_driver_and_mirrors_the_structures(for_hoppe
     layout = loaded.layout(64, 8192, 64, 8, False)
     assert layout.channels == 64
     assert layout.capacity == 1024  # 64 x 8192 elements are 65,536 units, dealt to 64 channels
-    assert layout.bytes == layout.slots + 64 * 2 * 8 * 1024 * 16
+    assert layout.packets == layout.slots + 64 * 2 * 8 * 1024 * 16
+    # 8 ranks send up to 9 rows of that width in packets, or more of narrower ones.
+    assert layout.packet_capacity == 320
+    assert layout.bytes == layout.packets + 64 * 2 * 8 * 2 * 320 * 16
+    assert loaded.layout(64, 8192, 64, 2, False).packet_capacity == 1024
     pairs = loaded.layout(4, 2048, 4, 8, True)
     assert pairs.channels == 4 + 28
     assert pairs.capacity == 4 * 2048 // 8
@@ -124,9 +135,25 @@ def test_every_call_that_fits_the_room_fits_the_slots(
                 assert cluster * threads * 8 >= width and count // cluster * turns >= rows
             else:
                 assert count * threads * turns * 8 >= rows * width
+    for rows, fused, shape_ in product(range(1, 18), (0, 1), (0, 1, 2, 8, 32, 256)):
+        for width in {8, hidden // 2 // 8 * 8 or 8, hidden}:
+            if shape_ and (shape_ < 32) != bool(fused):
+                with pytest.raises(OneShotError, match="invalid argument"):
+                    shape(rows=rows, hidden=width, fused=fused, variant=2, shape=shape_)
+                continue
+            count, threads, cluster, turns = shape(
+                rows=rows, hidden=width, fused=fused, variant=2, shape=shape_
+            )
+            assert 1 <= count <= blocks and count % cluster == 0 and threads <= 512
+            assert turns * threads <= layout.packet_capacity
+            if fused:
+                assert cluster * threads * 8 >= width and count // cluster * turns >= rows
+            else:
+                assert count * threads * turns * 8 >= rows * width
     refused = [
         {"rows": 0}, {"hidden": 12}, {"hidden": 8200}, {"members": 6}, {"members": 15}, {"first_channel": blocks},
-        {"two_stage": 1, "members": 3}, {"rank": 3}, {"ranks": 9},
+        {"variant": 1, "members": 3}, {"variant": 2, "members": 3}, {"rank": 3}, {"ranks": 9}, {"variant": 3},
+        {"shape": 2}, {"variant": 2, "shape": 3, "fused": 1},
     ]  # fmt: skip
     for change in refused:
         with pytest.raises(OneShotError, match="invalid argument"):
@@ -145,17 +172,25 @@ def test_stores_are_wide_and_flags_are_ordered(for_hopper: tuple[Path, str]) -> 
     text = subprocess.run(
         [str(tool), "-sass", str(for_hopper[0])], capture_output=True, text=True, check=True
     ).stdout
-    functions = [
-        part for part in text.split("Function : ")[1:] if "all_reduce_kernel" in part.split("\n", 1)[0]
-    ]
-    assert len(functions) == 8
-    for body in functions:
+    functions = {part.split("\n", 1)[0]: part for part in text.split("Function : ")[1:]}
+    flags = [body for name, body in functions.items() if "all_reduce_kernel" in name]
+    packets = [body for name, body in functions.items() if "packet_kernel" in name]
+    assert (len(flags), len(packets)) == (8, 12)
+    for body in [*flags, *packets]:
         assert "STG.E.128" in body and "LDG.E.128" in body
         assert "STL" not in body and "LDL" not in body
+    for body in flags:
         flag = body.index("STG.E.64.STRONG.SYS")  # 64 bits: a flag of 32 wraps within days
         # The barrier before a flag asks every thread whether it saw the workspace poisoned.
         assert body.index("STG.E.128") < body.index("BAR.RED.AND") < body.index("MEMBAR.ALL.SYS") < flag
         assert flag < body.index("LDG.E.64.STRONG.SYS")
+    for body in packets:
+        # Data and epoch in one access each way, and no fence but that of the record of a failed wait, which is last.
+        pushed = body.index("STG.E.128.STRONG.SYS")
+        received = body.index("LDG.E.128.STRONG.SYS")
+        assert pushed < received < body.index("MEMBAR.ALL.SYS")
+        assert body.count("MEMBAR.ALL.SYS") == 1 and body.index("MEMBAR.ALL.SYS") > body.index("EXIT")
+        assert "STG.E.64.STRONG.SYS" not in body
 
 
 def test_without_a_compiler_the_reason_says_what_to_install(

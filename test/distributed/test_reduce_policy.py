@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from sglang.srt.distributed.one_shot import table_file
 from sglang.srt.distributed.one_shot.policy import (
+    AUTO,
+    FLAGS,
     FUSED,
     MARGIN,
     ONE_SHOT,
+    PACKETS,
     PLAIN,
     STOCK,
     TWO_STAGE,
@@ -22,6 +25,7 @@ from sglang.srt.distributed.one_shot.policy import (
     forced,
     from_measurements,
     shipped,
+    with_protocol,
 )
 
 KEY = Key("NVIDIA RTX PRO 6000", "PXB", 8, "580.95.05")
@@ -116,6 +120,67 @@ def test_forced(method: str) -> None:
     assert forced(KEY, method).choose(FUSED, 64 * 8192 * 2).method == method
     with pytest.raises(ValueError, match="not one of"):
         forced(KEY, STOCK)
+
+
+# Two H200, in outline: packets for few rows, upstream's own for many; 48 rows do not fit packets of 8 ranks.
+WITH_PACKETS = from_measurements(
+    KEY,
+    [
+        Point(FUSED, 3, 3 * TOKEN, {ONE_SHOT: 5.2, PACKETS: 3.7, STOCK: 5.2}),
+        Point(FUSED, 24, 24 * TOKEN, {ONE_SHOT: 5.5, PACKETS: 6.8, STOCK: 5.9}),
+        Point(FUSED, 48, 48 * TOKEN, {ONE_SHOT: 6.1, STOCK: 6.9}),
+    ],
+    "measured here",
+)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rows", "method"),
+    [
+        (AUTO, 3, PACKETS),
+        (AUTO, 24, ONE_SHOT),
+        (FLAGS, 3, STOCK),  # flags are no faster than stock there
+        (FLAGS, 24, ONE_SHOT),
+        (PACKETS, 3, PACKETS),
+        (PACKETS, 24, STOCK),
+        (PACKETS, 48, PACKETS),  # by the figure of flags; the communicator knows what fits
+        (PACKETS, 49, STOCK),
+    ],
+)
+def test_the_protocol_is_the_tables_or_the_settings(protocol: str, rows: int, method: str) -> None:
+    assert with_protocol(WITH_PACKETS, protocol).choose(FUSED, rows * TOKEN).method == method
+
+
+def test_a_protocol_for_tables_without_measurements() -> None:
+    for table in (shipped(KEY), forced(KEY)):
+        assert with_protocol(table, AUTO) == table
+        assert with_protocol(table, FLAGS).limits == table.limits
+        packets = with_protocol(table, PACKETS)
+        assert packets.choose(PLAIN, TOKEN).method == PACKETS and "packets" in packets.origin
+        assert packets.crossover(PLAIN) == table.crossover(PLAIN)
+    with pytest.raises(ValueError, match="not one of auto, flags, packets"):
+        with_protocol(MEASURED, "both")
+
+
+def test_a_table_from_before_packets_is_read_and_never_chooses_them(tmp_path: Path) -> None:
+    """Its kernels are the flag kernels of today; the new ones have no figure there."""
+    path = tmp_path / "table.json"
+    table_file.save(MEASURED, path, "2026-01-01")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["made_with"]["kernels"] == 2 and document["schema"] == "all-reduce-table/2"
+    assert not any(PACKETS in point["us"] for point in document["points"])
+    found = table_file.find(KEY, str(path))
+    assert not found.refused
+    methods = {found.table.choose(PLAIN, size).method for size in range(16, 25 * TOKEN, TOKEN // 2)}
+    assert methods == {ONE_SHOT, TWO_STAGE, STOCK}
+
+
+def test_packets_go_through_the_file_and_between_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    table_file.save(WITH_PACKETS, path, "t")
+    assert table_file.find(KEY, str(path)).table.points == WITH_PACKETS.points
+    sent = table_file.from_document(table_file.to_document(with_protocol(WITH_PACKETS, PACKETS)))
+    assert sent.choose(FUSED, 48 * TOKEN).method == PACKETS
 
 
 def test_a_table_goes_through_its_file(tmp_path: Path) -> None:

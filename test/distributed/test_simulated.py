@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 import torch
 from sglang.srt.distributed.one_shot.errors import PeerTimeout, Unsupported
-from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec, admit
+from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec, admit, packet_bytes
 from sglang.srt.distributed.one_shot.protocol import Kind, Safety, Step, Variant, reached
 from sglang.srt.distributed.one_shot.simulated import Fabric, SimulatedKernels, spawn_threads
 
@@ -231,3 +231,61 @@ def test_a_second_stage_after_many_one_shot_calls(bits: int, right: bool) -> Non
     first, second = spawn_threads(2, work)
     assert bool((first == 3).all()) is right  # type: ignore[attr-defined]
     assert bool((second == 3).all())  # type: ignore[attr-defined]
+
+
+def test_a_lost_packet_ends_the_wait_with_both_names() -> None:
+    fabric = Fabric(2, SPECS)
+
+    def lose(step: Step) -> bool:
+        return not (step.kind is Kind.PUSH and step.epoch == 2)
+
+    def work(rank: int) -> None:
+        kernels = SimulatedKernels(fabric, rank, intercept=lose if rank else None)
+        for limit_s in (60.0, 60.0 if rank else 0.5):
+            x = torch.ones(1, 8, dtype=torch.bfloat16)
+            kernels.all_reduce(x, limit_s=limit_s, variant=Variant.PACKETS)
+
+    error, other = spawn_threads(2, work)
+    assert isinstance(error, PeerTimeout) and other is None
+    # Epoch 2 is the first of its buffer: nothing was there before.
+    assert (error.rank, error.peer, error.epoch, error.seen) == (0, 1, 2, 0)
+
+
+@pytest.mark.parametrize("own_epoch", [True, False])
+def test_what_an_earlier_call_left_is_not_taken_for_this_calls(own_epoch: bool) -> None:
+    """The third call finds the first one's packets in its buffer; whoever takes any epoch adds them up."""
+    fabric, read = Fabric(2, SPECS), threading.Event()
+
+    def late(step: Step) -> bool:
+        if step.kind is Kind.PUSH and step.epoch == 3:
+            read.wait(0.2 if own_epoch else 60)  # who does not wait has read by then; who does never will
+        return True
+
+    def work(rank: int) -> list[float]:
+        kernels = SimulatedKernels(
+            fabric, rank, safety=Safety(own_epoch=own_epoch), intercept=late if rank else None
+        )
+        found = []
+        for turn in range(3):
+            x = torch.full((1, 8), float((turn + 1) * 4**rank), dtype=torch.bfloat16)
+            found.append(float(kernels.all_reduce(x, limit_s=60.0, variant=Variant.PACKETS)[0, 0]))
+        if rank == 0:
+            read.set()
+        return found
+
+    first, second = spawn_threads(2, work)
+    assert second == [5.0, 10.0, 15.0]
+    assert first == ([5.0, 10.0, 15.0] if own_epoch else [5.0, 10.0, 3.0 + 4.0])
+
+
+def test_packets_have_less_room_and_serve_all_ranks_only() -> None:
+    fits = {ranks: packet_bytes(ranks) // (2 * 7168) for ranks in (2, 4, 8)}
+    assert fits == {2: 73, 4: 24, 8: 10}
+    for ranks, rows in fits.items():
+        shape = {"hidden": 7168, "dtype": torch.bfloat16, "ranks": ranks}
+        if rows < 64:
+            assert admit(rows=rows, variant=Variant.PACKETS, **shape)
+            assert admit(rows=rows + 1, **shape)
+            assert "too large for packets" in admit(rows=rows + 1, variant=Variant.PACKETS, **shape).reason
+        else:
+            assert admit(rows=64, variant=Variant.PACKETS, **shape)

@@ -20,6 +20,7 @@ EPS = 1e-6
 
 def against_nccl(kernels: Any, nccl: Any, device: torch.device) -> int:
     """Elements that differ from NCCL's float32 sum, rounded once; for more than two ranks NCCL's order is another."""
+    from sglang.srt.distributed.one_shot.kernels import admit
     from sglang.srt.distributed.one_shot.protocol import Variant
 
     wrong, ranks = torch.zeros((), dtype=torch.int64, device=device), kernels.world_size
@@ -28,6 +29,7 @@ def against_nccl(kernels: Any, nccl: Any, device: torch.device) -> int:
         for shape in SHAPES
         for variant in Variant
         for dtype in (torch.bfloat16, torch.float16)
+        if admit(*shape, dtype, kernels.world_size, variant=variant)
     ):
         torch.manual_seed(turn * ranks + kernels.rank)
         x = torch.randn(shape, device=device).mul((1, 8, 50)[turn % 3]).to(dtype)
@@ -36,7 +38,7 @@ def against_nccl(kernels: Any, nccl: Any, device: torch.device) -> int:
         got = kernels.all_reduce(x, variant=variant, limit_s=10.0)
         residual, weight = torch.full_like(x, 0.5), torch.full_like(x[0], 2.0)
         normed, kept = kernels.all_reduce_rms_norm(x, residual, weight, EPS, variant=variant, limit_s=10.0)
-        h = (wanted if variant is Variant.ONE_SHOT else wanted.to(dtype).float()) + 0.5
+        h = (wanted.to(dtype).float() if variant is Variant.TWO_STAGE else wanted) + 0.5
         exact = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * 2.0
         far = (normed.float() - exact).abs() > exact.abs() * 2**-7 + 1e-5
         if ranks == 2:
@@ -70,14 +72,17 @@ class Captured:
             self.mine = every[kernels.rank].contiguous()
             self.out = kernels.all_reduce(self.mine, workspace=name)
             two = kernels.all_reduce(self.mine, workspace=name, variant=Variant.TWO_STAGE)
-            normed, kept = kernels.all_reduce_rms_norm(
-                self.mine, every[0].contiguous(), weight, EPS, workspace=name
-            )
+            packets = kernels.all_reduce(self.mine, workspace=name, variant=Variant.PACKETS)
             h = wanted + every[0].float()
             exact = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS)
-            for got, right in ((self.out, wanted), (two, wanted), (kept, h)):
-                self.wrong.add_((got != right.to(torch.bfloat16)).sum())
-            self.wrong.add_(((normed.float() - exact).abs() > exact.abs() * 2**-7 + 1e-5).sum())
+            for got in (self.out, two, packets):
+                self.wrong.add_((got != wanted.to(torch.bfloat16)).sum())
+            for variant in (Variant.PACKETS, Variant.ONE_SHOT):
+                normed, kept = kernels.all_reduce_rms_norm(
+                    self.mine, every[0].contiguous(), weight, EPS, workspace=name, variant=variant
+                )
+                self.wrong.add_((kept != h.to(torch.bfloat16)).sum())
+                self.wrong.add_(((normed.float() - exact).abs() > exact.abs() * 2**-7 + 1e-5).sum())
 
 
 def replayed(kernels: Any, nccl: Any, device: torch.device, replays: int) -> int:

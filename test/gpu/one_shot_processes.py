@@ -63,8 +63,8 @@ def main(rank: int, ranks: int, store: Path, method: str) -> None:
         every = [((torch.arange(3 * 1024) * (r + 3) + turn) % 251 - 125).view(3, 1024) for r in range(ranks)]
         wanted = sum(part.float() for part in every)
         x = every[rank].to(device, torch.bfloat16)
-        variant = list(Variant)[turn % 2]
-        out = kernels.all_reduce(x, workspace=names[turn % 3], variant=variant, limit_s=20.0)
+        variant = list(Variant)[turn % 3]
+        out = kernels.all_reduce(x, workspace=names[turn // 3 % 3], variant=variant, limit_s=20.0)
         torch.cuda.synchronize()
         kernels.check()
         wrong += int((out.cpu().float() != wanted.to(torch.bfloat16).float()).sum())  # type: ignore[union-attr]

@@ -22,11 +22,14 @@ from one_shot_processes import run_processes
 from sglang.srt.distributed.one_shot.buffers import Method
 from sglang.srt.distributed.one_shot.cuda import CudaKernels, open_local_kernels
 from sglang.srt.distributed.one_shot.errors import PeerTimeout
-from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
+from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec, admit
 from sglang.srt.distributed.one_shot.library import (
+    WEAKEN_ANY_EPOCH,
+    WEAKEN_DELAY_PUSH,
     WEAKEN_DELAY_READ,
     WEAKEN_FLAG_FIRST,
     WEAKEN_ONE_BUFFER,
+    WEAKEN_TORN,
 )
 from sglang.srt.distributed.one_shot.protocol import Variant
 
@@ -75,6 +78,10 @@ def inputs(ranks: int, rows: int, hidden: int, dtype: torch.dtype, seed: int, sc
     return torch.randn(ranks, rows, hidden, generator=generator, device=DEVICE).mul(scale).to(dtype)
 
 
+def fits(variant: Variant, rows: int, hidden: int, ranks: int) -> bool:
+    return admit(rows, hidden, torch.bfloat16, ranks, variant=variant).ok
+
+
 def ordered_sum(x: torch.Tensor) -> torch.Tensor:
     total = x[0].float()
     for part in x[1:]:
@@ -104,6 +111,10 @@ def test_plain_sums_are_bitwise_those_of_the_fixed_order(
 ) -> None:
     with opened(ranks, 32 if ranks == 2 else 8) as group:
         for turn, (rows, hidden) in enumerate(SHAPES * 2):
+            if not fits(variant, rows, hidden, ranks):
+                continue
+            for kernels in group.kernels:  # threads of a CTA
+                kernels.packet_shape = (0, 32, 64, 128, 256)[turn % 5]
             x = inputs(ranks, rows, hidden, dtype, turn, (1, 8, 50)[turn % 3])
             out = torch.full_like(x, float("nan"))
             group.each(
@@ -127,6 +138,10 @@ def test_fused_norm_against_float32_and_equal_on_all_ranks(
         for kernels in group.kernels:
             kernels.dependent_launch = dependent
         for turn, (rows, hidden) in enumerate(SHAPES):
+            if not fits(variant, rows, hidden, ranks):
+                continue
+            for kernels in group.kernels:  # each shape of a row: 1 to 8 CTAs
+                kernels.packet_shape = (0, 1, 2, 4, 8)[turn % 5]
             x = inputs(ranks, rows, hidden, dtype, turn, (1, 8, 50)[turn % 3])
             residual = (
                 inputs(1, rows, hidden, dtype, 100 + turn, 4)[0].expand(ranks, rows, hidden).contiguous()
@@ -185,13 +200,16 @@ def captured(kernels: CudaKernels, stream: torch.cuda.Stream, name: str, base: t
         wrong.add_((out != wanted.to(torch.bfloat16)).sum())
         out = kernels.all_reduce(mine, workspace=name, variant=Variant.TWO_STAGE)
         wrong.add_((out != wanted.to(torch.bfloat16)).sum())
-        normed, residual = kernels.all_reduce_rms_norm(
-            mine, every[0].contiguous(), weight, 1e-6, workspace=name
-        )
+        out = kernels.all_reduce(mine, workspace=name, variant=Variant.PACKETS)
+        wrong.add_((out != wanted.to(torch.bfloat16)).sum())
         h = wanted + every[0].float()
-        wrong.add_((residual != h.to(torch.bfloat16)).sum())
         exact = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
-        wrong.add_(((normed.float() - exact).abs() > exact.abs() * 2**-7 + 1e-5).sum())
+        for variant in (Variant.PACKETS, Variant.ONE_SHOT):
+            normed, residual = kernels.all_reduce_rms_norm(
+                mine, every[0].contiguous(), weight, 1e-6, workspace=name, variant=variant
+            )
+            wrong.add_((residual != h.to(torch.bfloat16)).sum())
+            wrong.add_(((normed.float() - exact).abs() > exact.abs() * 2**-7 + 1e-5).sum())
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -225,12 +243,14 @@ def test_sglang_29946_ten_thousand_replays_of_interleaved_workspaces(ranks: int)
         assert {key: int(each.wrong) for key, each in graphs.items()} == dict.fromkeys(graphs, 0)
 
 
-def race(weaken: int, slow_rank: int) -> int:
-    """Elements that are wrong in 20 sums between a rank that reads late (or pushes late) and one that does not."""
+def race(
+    weaken: int, slow_rank: int, variant: Variant = Variant.ONE_SHOT, limit_s: float = LIMIT_S
+) -> tuple[int, list[PeerTimeout]]:
+    """20 sums between a rank that reads late (or pushes late) and one that does not: wrong elements, failed waits."""
     with opened(2, 4, ("ONE_SHOT_RACE_TEST",)) as group:
         slow = group.kernels[slow_rank]
         slow.weaken, slow.delay_ns = weaken, 200_000
-        group.kernels[1 - slow_rank].weaken = weaken & WEAKEN_ONE_BUFFER
+        group.kernels[1 - slow_rank].weaken = weaken & (WEAKEN_ONE_BUFFER | WEAKEN_ANY_EPOCH)
         x = (
             torch.arange(1, 41, device=DEVICE)
             .view(2, 20, 1, 1)
@@ -239,22 +259,54 @@ def race(weaken: int, slow_rank: int) -> int:
             .contiguous()
         )
         out = torch.zeros_like(x)
+        torch.cuda.synchronize()
+        for kernels, stream in zip(group.kernels, group.streams, strict=True):
+            with torch.cuda.stream(stream):
+                for turn in range(20):
+                    kernels.all_reduce(
+                        x[kernels.rank, turn], out=out[kernels.rank, turn], limit_s=limit_s, variant=variant
+                    )
+        torch.cuda.synchronize()
+        failed = []
+        for kernels in group.kernels:
+            try:
+                kernels.check()
+            except PeerTimeout as error:
+                failed.append(error)
+        return int((out != (x[0] + x[1])).sum()), failed
 
-        def work(kernels: CudaKernels) -> None:
-            for turn in range(20):
-                kernels.all_reduce(x[kernels.rank, turn], out=out[kernels.rank, turn], limit_s=LIMIT_S)
 
-        group.each(work)
-        return int((out != (x[0] + x[1])).sum())
+@pytest.mark.parametrize("variant", [Variant.ONE_SHOT, Variant.PACKETS])
+@pytest.mark.parametrize("weaken", [WEAKEN_DELAY_READ, WEAKEN_DELAY_PUSH])
+def test_race_of_a_late_rank_is_right(weaken: int, variant: Variant) -> None:
+    assert race(weaken, 0, variant) == (0, [])
 
 
 def test_race_needs_the_second_buffer() -> None:
-    assert race(WEAKEN_DELAY_READ, 0) == 0
-    assert race(WEAKEN_DELAY_READ | WEAKEN_ONE_BUFFER, 0) > 0
+    wrong, failed = race(WEAKEN_DELAY_READ | WEAKEN_ONE_BUFFER, 0)
+    assert wrong > 0 and not failed
 
 
 def test_race_needs_data_before_its_flag() -> None:
-    assert race(WEAKEN_FLAG_FIRST, 1) > 0
+    wrong, failed = race(WEAKEN_FLAG_FIRST, 1)
+    assert wrong > 0 and not failed
+
+
+def test_race_packets_need_the_second_buffer() -> None:
+    """What was overwritten is not taken for this call's: its reader waits in vain, for the epoch before."""
+    wrong, failed = race(WEAKEN_DELAY_READ | WEAKEN_ONE_BUFFER, 0, Variant.PACKETS, limit_s=0.5)
+    assert wrong > 0 and failed
+    assert any(error.seen > error.epoch for error in failed)
+
+
+def test_race_packets_need_data_and_epoch_in_one_store() -> None:
+    wrong, failed = race(WEAKEN_TORN, 1, Variant.PACKETS)
+    assert wrong > 0 and not failed
+
+
+def test_race_packets_need_their_own_epoch() -> None:
+    wrong, failed = race(WEAKEN_ANY_EPOCH | WEAKEN_DELAY_PUSH, 1, Variant.PACKETS)
+    assert wrong > 0 and not failed
 
 
 @pytest.mark.parametrize("variant", list(Variant))
@@ -264,7 +316,8 @@ def test_rtx6kpro_21_a_withheld_flag_ends_the_wait_names_the_peer_and_gives_no_n
     with opened(3, 4) as group:
         x = torch.ones(3, 2, 1024, dtype=torch.bfloat16, device=DEVICE)
         out = torch.zeros_like(x)
-        group.each(lambda k: k.all_reduce(x[k.rank], out=out[k.rank], limit_s=LIMIT_S))
+        first = Variant.PACKETS if variant is Variant.PACKETS else Variant.ONE_SHOT
+        group.each(lambda k: k.all_reduce(x[k.rank], out=out[k.rank], variant=first, limit_s=LIMIT_S))
         torch.cuda.synchronize()
         start = time.monotonic()
         for rank in (0, 1):  # rank 2 stays away
@@ -277,21 +330,24 @@ def test_rtx6kpro_21_a_withheld_flag_ends_the_wait_names_the_peer_and_gives_no_n
                 PeerTimeout, match=f"rank {rank} waited for rank 2 and ran out of time"
             ) as caught:
                 group.kernels[rank].check()
-            assert (caught.value.epoch, caught.value.seen) == (2, 1)
+            # Flags hold the last epoch; of packets the second epoch's buffer has not been used before.
+            assert caught.value.epoch == 2
+            assert caught.value.seen == (0 if variant is Variant.PACKETS else 1)
             assert bool(out[rank].isnan().all())
             with pytest.raises(PeerTimeout):
                 group.kernels[rank].all_reduce(x[rank])
         group.kernels[2].check()
 
 
-def test_abort_ends_a_wait_without_a_limit() -> None:
+@pytest.mark.parametrize("variant", list(Variant))
+def test_abort_ends_a_wait_without_a_limit(variant: Variant) -> None:
     with opened(2, 4) as group:
         x = torch.ones(1, 1024, dtype=torch.bfloat16, device=DEVICE)
         out = torch.empty_like(x)
         timer = threading.Timer(0.5, group.kernels[0].abort)
         timer.start()
         with torch.cuda.stream(group.streams[0]):
-            group.kernels[0].all_reduce(x, out=out)
+            group.kernels[0].all_reduce(x, out=out, variant=variant)
         torch.cuda.synchronize()
         with pytest.raises(PeerTimeout, match="rank 0 waited for rank 1 and was aborted by the host"):
             group.kernels[0].check()

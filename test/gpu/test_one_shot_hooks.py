@@ -18,21 +18,24 @@ SCRIPT = Path(__file__).with_name("one_shot_group.py")
 LIMIT_S = 110.0
 
 
-def run(folder: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
+def run(folder: Path, *words: str, protocol: str = "auto") -> list[subprocess.CompletedProcess[str]]:
     """Two ranks, each with its text."""
-    environment = {"SGLANG_FORK_ALL_REDUCE": "force"}
+    environment = {"SGLANG_FORK_ALL_REDUCE": "force", "SGLANG_FORK_ALL_REDUCE_PROTOCOL": protocol}
     return run_pair(SCRIPT, folder / "store", *words, environment=environment, limit_s=LIMIT_S)
 
 
-def test_eager_and_captured_reductions_through_the_coordinator(tmp_path: Path) -> None:
-    done = run(tmp_path)
+@pytest.mark.parametrize("protocol", ["flags", "packets"])
+def test_eager_and_captured_reductions_through_the_coordinator(tmp_path: Path, protocol: str) -> None:
+    done = run(tmp_path, protocol=protocol)
     for process in done:
         print(process.stdout)
         assert process.stdout.strip().splitlines()[-1] == "ok", process.stdout
+        assert ("'packets'" in process.stdout) is (protocol == "packets")
 
 
-def test_a_replay_that_waits_for_a_dead_rank_is_ended_with_its_name(tmp_path: Path) -> None:
-    done = run(tmp_path, "die")
+@pytest.mark.parametrize("protocol", ["flags", "packets"])
+def test_a_replay_that_waits_for_a_dead_rank_is_ended_with_its_name(tmp_path: Path, protocol: str) -> None:
+    done = run(tmp_path, "die", protocol=protocol)
     print(done[0].stdout)
     assert done[1].returncode == 9
     assert done[0].returncode == STATUS, done[0].stdout

@@ -1,4 +1,4 @@
-"""Every order of events of the flag protocol, for 2 and 3 ranks; and the same with one protection off at a time."""
+"""Every order of events of both protocols, for 2 and 3 ranks; and the same with one protection off at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from model import Result, Scenario, check
 from sglang.srt.distributed.one_shot.protocol import Safety, Variant
 
-ONE, TWO = Variant.ONE_SHOT, Variant.TWO_STAGE
+ONE, TWO, PACKETS = Variant.ONE_SHOT, Variant.TWO_STAGE, Variant.PACKETS
 
 
 def sound(scenario: Scenario) -> Result:
@@ -79,4 +79,68 @@ def test_a_lost_flag_leaves_its_reader_waiting_until_the_next_epochs_flag() -> N
 
 def test_a_dead_rank_is_what_everyone_waits_for() -> None:
     result = check(Scenario(3, [TWO, ONE], dead=(1, 2)))
+    assert {(rank, peer, epoch) for rank, peer, epoch, _ in result.stuck} == {(0, 1, 2), (2, 1, 2)}
+
+
+@pytest.mark.parametrize(("words", "states"), [(1, 40), (2, 400), (3, 4000)])
+def test_packets_of_two_ranks_four_epochs(words: int, states: int) -> None:
+    """No flag, no fence, no barrier: each thread waits for its own word only."""
+    assert sound(Scenario(2, [PACKETS] * 4, words=words)).states > states
+
+
+def test_packets_of_three_ranks_four_epochs() -> None:
+    assert sound(Scenario(3, [PACKETS] * 4)).states > 5_000
+
+
+@pytest.mark.slow  # two minutes
+def test_packets_of_three_ranks_with_two_threads_each() -> None:
+    assert sound(Scenario(3, [PACKETS] * 3, words=2)).states > 1_000_000
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [mix for mix in product([ONE, TWO, PACKETS], repeat=4) if PACKETS in mix],
+    ids=lambda v: "-".join(x.value for x in v),
+)
+def test_packets_between_calls_with_flags(variants: tuple[Variant, ...]) -> None:
+    sound(Scenario(2, variants))
+
+
+PACKET_CONTROLS = {
+    # The reader asks for its own epoch: where data was overwritten it waits for ever, and takes nothing wrong.
+    "one buffer": (Safety(buffers=1), "", True),
+    "kernels overlap": (Safety(kernel_order=False), "", True),
+    # The epoch without its data, and the data of an earlier use.
+    "torn": (Safety(whole=False), "holds epoch 0", False),
+    "any epoch": (Safety(own_epoch=False), "holds epoch 1", False),
+    "one buffer, any epoch": (Safety(buffers=1, own_epoch=False), "holds epoch 1", False),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "words"),
+    [
+        (name, ranks, words)
+        for name in PACKET_CONTROLS
+        for ranks, words in ((2, 1), (2, 2), (3, 1))
+        if not (name == "kernels overlap" and ranks == 3)  # too many orders, and two ranks show it
+    ],
+)
+def test_packets_without_any_one_protection_fail(name: str, ranks: int, words: int) -> None:
+    safety, sentence, stuck = PACKET_CONTROLS[name]
+    result = check(Scenario(ranks, [PACKETS] * 3, safety, words=words))
+    assert sentence in result.wrong and bool(result.wrong) is bool(sentence)
+    assert bool(result.stuck) is stuck
+
+
+def test_a_lost_packet_is_waited_for_by_its_reader_and_nobody_passes_it() -> None:
+    """Flags of later epochs stand for a lost one; packets do not: the data was in them."""
+    result = check(Scenario(3, [PACKETS] * 3, lost=(2, 0, 2)))
+    assert not result.wrong
+    assert (0, 2, 2, 0) in result.stuck
+    assert {epoch for _, _, epoch, _ in result.stuck} == {2, 3}
+
+
+def test_a_dead_rank_is_what_everyone_waits_for_in_packets() -> None:
+    result = check(Scenario(3, [TWO, PACKETS], dead=(1, 2)))
     assert {(rank, peer, epoch) for rank, peer, epoch, _ in result.stuck} == {(0, 1, 2), (2, 1, 2)}

@@ -49,6 +49,18 @@ def parser() -> argparse.ArgumentParser:
         help="rounds over all methods, every second one in reverse: an effect of the order shows (default: 2)",
     )
     made.add_argument(
+        "--shapes",
+        type=_numbers,
+        default=(),
+        help="shapes of calls in packets beside the default: up to 8 CTAs a row (fused), from 32 threads a CTA (sums)",
+    )
+    made.add_argument(
+        "--methods",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        help="only these, as one-shot,packets,packets/2,nccl (default: all); a table needs one of upstream's",
+    )
+    made.add_argument(
         "--flashinfer",
         action="store_true",
         help="FlashInfer's fused all-reduce too (SM90, where its module is compiled already)",
@@ -87,6 +99,10 @@ def devices(args: argparse.Namespace, visible: int) -> tuple[int, ...]:
         if args.device == "cuda" and count > visible:
             raise ValueError(f"{count} ranks need {count} GPUs, {visible} are visible")
         chosen = tuple(range(count))
+    if any(shape not in (1, 2, 4, 8, 32, 64, 128, 256, 512) for shape in args.shapes):
+        raise ValueError(
+            f"--shapes {args.shapes}: 1, 2, 4 or 8 CTAs a row, or 32 to 512 threads in powers of two"
+        )
     if not MIN_RANKS <= len(chosen) <= MAX_RANKS:
         raise ValueError(f"{len(chosen)} ranks: an all-reduce of {MIN_RANKS} to {MAX_RANKS} is measured")
     if args.device == "cuda" and any(index >= visible for index in chosen):
@@ -127,6 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             machine=machine,
             passes=args.passes,
             flashinfer=args.flashinfer,
+            shapes=tuple(args.shapes),
+            only=args.methods,
         )
         try:
             result = launch.run(job, args.limit_s, verbose=not args.quiet)

@@ -34,6 +34,8 @@ class Job:
         machine: facts, for the cure of a failed preflight.
         passes: rounds over all methods, every second one in reverse, so that an effect of the order shows.
         flashinfer: measure FlashInfer's fused all-reduce too.
+        shapes: of calls in packets, to be measured beside the default (``methods.ours``).
+        only: names of the methods to measure; none: all of them.
     """
 
     devices: tuple[int, ...]
@@ -48,6 +50,8 @@ class Job:
     machine: Topology
     passes: int = 1
     flashinfer: bool = False
+    shapes: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 Case = tuple[str, str, int]
@@ -97,7 +101,8 @@ def work(rank: int, job: Job, report: Callable[[str, Result], None]) -> Result:
     exchange = Exchange(dist.distributed_c10d._get_default_store(), rank, size, "bench")
     result = Result(gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
     kernels, missing = _kernels(job, rank, device, exchange, result)
-    found = methods.ours(kernels, missing) + _stock(job, rank, device, exchange)
+    found = methods.ours(kernels, missing, shapes=job.shapes) + _stock(job, rank, device, exchange)
+    found = [method for method in found if not job.only or method.name in job.only]
     result.variants = {(method.name, method.kind): method.variant for method in found}
     for turn in range(job.passes):
         for method in found[:: -1 if turn % 2 else 1]:
@@ -129,7 +134,8 @@ def _keep(result: Result, key: Case, everyone: list[list[list[float]]], nodes: d
 def _outside(method: Method, rows: int, job: Job, size: int) -> str:
     if method.variant != "fork":
         return ""
-    return admit(rows, job.hidden, job.dtype, size, WORKSPACES[methods.WORKSPACE]).reason
+    spec, variant = WORKSPACES[methods.WORKSPACE], methods.variant_of(method.name)
+    return admit(rows, job.hidden, job.dtype, size, spec, variant=variant).reason
 
 
 def _kernels(

@@ -5,12 +5,15 @@
 
 namespace one_shot {
 
-constexpr int kAbi = 2;
+constexpr int kAbi = 3;
 constexpr int kMaxRanks = 8;
 constexpr int kUnitBytes = 16;  // one store; 8 elements
 constexpr int kUnitElements = 8;
 
+constexpr int kPacketElements = 4;  // 8 bytes of data and 8 of epoch in one store
+
 enum Dtype : int32_t { kBfloat16 = 0, kFloat16 = 1 };
+enum Variant : int32_t { kOneShot = 0, kTwoStage = 1, kPackets = 2 };
 
 // Host memory mapped into the device: the watchdog writes `abort`, a kernel whose wait ran out writes the rest,
 // `code` last. One a workspace and rank.
@@ -31,9 +34,12 @@ struct Layout {
   int64_t epochs;    // uint64 [channels]: written by this rank's kernels only
   int64_t poison;    // uint32: not 0 once a wait has run out
   int64_t slots;     // 16-byte units [channels][2 buffers][ranks][capacity]: written by peers
+  int64_t packets;   // packets of half a unit [channels][2 buffers][ranks][2 packet_capacity]: written by peers
   int64_t bytes;     // total
   int32_t channels;  // max_blocks, then one a pair of ranks if `pairs`
   int32_t capacity;  // units of one slot
+  int32_t packet_capacity;  // units of one slot of packets
+  int32_t unused;
 };
 
 struct Call {
@@ -48,7 +54,9 @@ struct Call {
   int32_t max_blocks;
   int32_t rows, hidden;
   int32_t dtype;
-  int32_t fused, two_stage;
+  int32_t fused;
+  int32_t variant;
+  int32_t shape;  // packets only; CTAs a row (fused) or threads a CTA (plain), the same on every rank; 0: the default
   int32_t dependent_launch;  // 1: programmatic dependent launch
   float eps;
   // Race tests only; ignored by a library that was built without ONE_SHOT_RACE_TEST.
@@ -59,7 +67,10 @@ struct Call {
 enum Weaken : uint32_t {
   kOneBuffer = 1,       // the same slots in every epoch
   kFlagFirst = 2,       // publish, wait delay_ns, then push
-  kDelayRead = 4,       // wait delay_ns between await and read
+  kDelayRead = 4,       // wait delay_ns between await (packets: push) and read
+  kTorn = 8,            // packets: the epoch, then after delay_ns the data
+  kAnyEpoch = 16,       // packets: take what an earlier use of the slot left
+  kDelayPush = 32,      // wait delay_ns before push
 };
 
 }  // namespace one_shot

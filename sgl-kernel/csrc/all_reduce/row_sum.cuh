@@ -15,7 +15,7 @@ struct RowSum {
     uint64_t arrived[2];   // mbarriers
   };
   Shared& shared;
-  int cluster_size;
+  int cluster_size;  // a power of two
 
   static __device__ __forceinline__ uint32_t address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -40,7 +40,7 @@ struct RowSum {
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int half = turn & 1;
     value = warp_sum(value);
-    const int mine = (blockIdx.x % cluster_size) * warps + warp;
+    const int mine = static_cast<int>(blockIdx.x & (cluster_size - 1)) * warps + warp;
     if (cluster_size == 1) {
       if (lane == 0) shared.partial[half][mine] = value;
       __syncthreads();

@@ -170,9 +170,8 @@ def one_shot(it: Deployment) -> list[Row]:
     from sglang.verify_doctor.contributed import all_reduce
 
     found = topology.from_facts(it.facts)
-    mode = settings.mode(
-        {name: str(value) for name, value in dict(it.facts.get("environment") or {}).items()}
-    )
+    environment = {name: str(value) for name, value in dict(it.facts.get("environment") or {}).items()}
+    mode = settings.mode(environment)
     buses = found.buses or tuple(str(rank) for rank in range(size))
     ranks = [
         gate.RankFacts("one", buses[rank % len(buses)], it.gpu.name, it.gpu.capability, mode, rank)
@@ -184,6 +183,7 @@ def one_shot(it: Deployment) -> list[Row]:
     key = policy.Key(it.gpu.name, found.link(list(range(size))), size, found.driver)
     given = all_reduce.find(it.facts, key)
     table = policy.forced(key) if mode == "force" else given.table
+    table = policy.with_protocol(table, settings.protocol(environment))
     hidden = int(it.target.config.hidden_size)
     rows: list[Row] = []
     if given.refused and mode != "force":

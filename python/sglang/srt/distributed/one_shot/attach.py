@@ -17,7 +17,7 @@ from sglang.srt.distributed.one_shot.errors import OneShotError
 from sglang.srt.distributed.one_shot.exchange import Exchange
 from sglang.srt.distributed.one_shot.gate import Decision, RankFacts
 from sglang.srt.distributed.one_shot.kernels import OneShotKernels, open_kernels
-from sglang.srt.distributed.one_shot.policy import FUSED, PLAIN, Key, forced
+from sglang.srt.distributed.one_shot.policy import FUSED, PLAIN, Key, forced, with_protocol
 
 logger = logging.getLogger("sglang.fork")
 
@@ -187,6 +187,7 @@ def _plan(look: Look, said: list[RankFacts]) -> dict[str, Any]:
         table, advice = found.table, found.advice
         if found.refused:
             fallbacks.record(PATH, "table refused", detail=advice)
+    table = with_protocol(table, settings.protocol())
     return {"facts": facts, "table": table_file.to_document(table), "advice": advice}
 
 

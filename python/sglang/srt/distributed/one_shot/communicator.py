@@ -8,8 +8,18 @@ from dataclasses import dataclass, field
 import torch
 from sglang.fork import fallbacks
 from sglang.srt.distributed.one_shot import capture, gate
-from sglang.srt.distributed.one_shot.kernels import OneShotKernels, admit
-from sglang.srt.distributed.one_shot.policy import FUSED, OURS, PLAIN, STOCK, TWO_STAGE, Choice, Table
+from sglang.srt.distributed.one_shot.kernels import OneShotKernels, admit, packet_bytes
+from sglang.srt.distributed.one_shot.policy import (
+    FUSED,
+    ONE_SHOT,
+    OURS,
+    PACKETS,
+    PLAIN,
+    STOCK,
+    TWO_STAGE,
+    Choice,
+    Table,
+)
 from sglang.srt.distributed.one_shot.protocol import Variant
 
 #: Name of the path in the fallback counters.
@@ -53,7 +63,11 @@ class Communicator:
         admission = admit(rows, hidden, dtype, self.kernels.world_size, spec, dtypes=self.kernels.dtypes)
         if not admission:
             return Choice(STOCK, admission.reason)
-        return self.table.choose(kind, rows * hidden * dtype.itemsize)
+        size = rows * hidden * dtype.itemsize
+        choice = self.table.choose(kind, size)
+        if choice.method == PACKETS and size > packet_bytes(self.kernels.world_size):
+            return Choice(ONE_SHOT, f"{choice.reason}; too large for packets", choice.measured)
+        return choice
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether ``all_reduce`` is to serve this tensor; the same answer on every rank."""
@@ -135,5 +149,8 @@ class Communicator:
         return [*self.kernels.describe(), *self.table.describe(), ("launches", counts or "none")]
 
 
+_VARIANTS = {ONE_SHOT: Variant.ONE_SHOT, TWO_STAGE: Variant.TWO_STAGE, PACKETS: Variant.PACKETS}
+
+
 def _variant(choice: Choice) -> Variant:
-    return Variant.TWO_STAGE if choice.method == TWO_STAGE else Variant.ONE_SHOT
+    return _VARIANTS[choice.method]

@@ -21,7 +21,7 @@ from sglang.srt.distributed.one_shot.kernels import (
     OneShotKernels,
     WorkspaceSpec,
 )
-from sglang.srt.distributed.one_shot.library import Call, Control, Library
+from sglang.srt.distributed.one_shot.library import VARIANTS, Call, Control, Library
 from sglang.srt.distributed.one_shot.protocol import Variant
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class CudaKernels(OneShotKernels):
         }
         self._buffers: buffers.SharedBuffers | None = None
         self.dependent_launch = settings.dependent_launch()
+        # For measuring: CTAs a row (fused) or threads a CTA (plain) of calls in packets, the same on every rank.
+        self.packet_shape = 0
         # Race tests set these; an ordinary library ignores them.
         self.weaken, self.delay_ns = 0, 0
 
@@ -139,7 +141,7 @@ class CudaKernels(OneShotKernels):
         members: Sequence[int] | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(x) if out is None else out
-        self._check_tensors(x, out, workspace=workspace)
+        self._check_tensors(x, out, workspace=workspace, variant=variant)
         call = self._prepare(x, out, workspace, variant, limit_s)
         if members is not None:
             self._take_pair(call, self._spaces[workspace], members)
@@ -161,7 +163,7 @@ class CudaKernels(OneShotKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = torch.empty_like(x) if out is None else out
         residual_out = torch.empty_like(x) if residual_out is None else residual_out
-        self._check_tensors(x, residual, out, residual_out, workspace=workspace)
+        self._check_tensors(x, residual, out, residual_out, workspace=workspace, variant=variant)
         self.require(gain, workspace=workspace)
         if gain.shape != x.shape[-1:] or gain.dtype != x.dtype or gain.device != x.device:
             raise Unsupported(
@@ -212,8 +214,10 @@ class CudaKernels(OneShotKernels):
         at = space.call.base[self.rank] + space.layout.slots + cell * space.layout.capacity * 2 * VECTOR
         return self._library.read(self.device, at, size)
 
-    def _check_tensors(self, x: torch.Tensor, *others: torch.Tensor, workspace: str) -> None:
-        self.require(x, *others, workspace=workspace)
+    def _check_tensors(
+        self, x: torch.Tensor, *others: torch.Tensor, workspace: str, variant: Variant
+    ) -> None:
+        self.require(x, *others, workspace=workspace, variant=variant)
         if x.device.type != "cuda" or x.device.index != self.device:
             raise Unsupported(
                 f"one-shot all-reduce: a tensor on {x.device}, the buffers are on cuda:{self.device}"
@@ -239,7 +243,8 @@ class CudaKernels(OneShotKernels):
         call.hidden = x.shape[-1]
         call.rows = x.numel() // x.shape[-1]
         call.dtype = _DTYPE_CODES[x.dtype]
-        call.two_stage = int(variant is Variant.TWO_STAGE)
+        call.variant = VARIANTS[variant]
+        call.shape = self.packet_shape if variant is Variant.PACKETS else 0
         call.limit_ns = int(limit_s * 1e9)
         call.dependent_launch = int(self.dependent_launch)
         call.weaken, call.delay_ns = self.weaken, self.delay_ns
@@ -247,7 +252,7 @@ class CudaKernels(OneShotKernels):
 
     def _take_pair(self, call: Call, space: _Workspace, members: Sequence[int]) -> None:
         pair = tuple(sorted(members))
-        if pair not in space.pairs or self.rank not in pair or call.two_stage:
+        if pair not in space.pairs or self.rank not in pair or call.variant:
             raise Unsupported(
                 f"members {list(members)} on workspace {space.name}: only two different ranks, one of them rank "
                 f"{self.rank}, one-shot, on workspace {PREFLIGHT}"
@@ -286,8 +291,9 @@ def _refuse_specs(ranks: int, workspaces: Mapping[str, WorkspaceSpec]) -> None:
     for name, spec in workspaces.items():
         rows = 1 <= spec.max_rows <= MAX_ROWS
         hidden = VECTOR <= spec.max_hidden <= MAX_HIDDEN and spec.max_hidden % VECTOR == 0
-        # One CTA has 512 threads of one 16-byte unit each.
-        if not rows or not hidden or spec.max_blocks * 512 * VECTOR < spec.max_hidden:
+        # One CTA has 512 threads of one 16-byte unit each, of calls in packets 256 where there are many ranks.
+        threads = 512 if ranks <= 4 else 256
+        if not rows or not hidden or spec.max_blocks * threads * VECTOR < spec.max_hidden:
             raise Unsupported(f"one-shot all-reduce: workspace {name} {spec} is outside the kernels' limits")
 
 

@@ -24,6 +24,8 @@ MAX_ROWS = 64
 MAX_HIDDEN = 8192
 VECTOR = 8  # elements in one 16-byte store
 DTYPES = (torch.bfloat16, torch.float16)
+#: Most bytes of a tensor that one call in packets pushes to all peers together (``kPacketBytes`` of the kernels).
+PACKET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Admission:
         return self.ok
 
 
+def packet_bytes(ranks: int) -> int:
+    """Bytes of the largest message that is served in packets: by bytes, as tables decide."""
+    return PACKET_BYTES // (ranks - 1)
+
+
 def admit(
     rows: int,
     hidden: int,
@@ -75,6 +82,7 @@ def admit(
     dtypes: Sequence[torch.dtype] = DTYPES,
     contiguous: bool = True,
     aligned: bool = True,
+    variant: Variant = Variant.ONE_SHOT,
 ) -> Admission:
     """Whether a call may go to the kernels. A pure function, cheap enough for every call.
 
@@ -87,6 +95,7 @@ def admit(
         dtypes: what is served.
         contiguous: every tensor of the call is contiguous.
         aligned: every data pointer is a multiple of 16 bytes.
+        variant: packets have less room.
     """
     spec = spec or WorkspaceSpec()
     if not MIN_RANKS <= ranks <= MAX_RANKS:
@@ -101,6 +110,8 @@ def admit(
         return Admission(False, "no rows")
     if rows > spec.max_rows:
         return Admission(False, "more rows than the workspace has room for")
+    if variant is Variant.PACKETS and rows * hidden * dtype.itemsize > packet_bytes(ranks):
+        return Admission(False, "the message is too large for packets")
     if not contiguous:
         return Admission(False, "a tensor is not contiguous")
     if not aligned:
@@ -113,6 +124,7 @@ def admit_tensors(
     ranks: int,
     spec: WorkspaceSpec | None = None,
     dtypes: Sequence[torch.dtype] = DTYPES,
+    variant: Variant = Variant.ONE_SHOT,
 ) -> Admission:
     """:func:`admit` for the tensors of one call; the first one gives rows, hidden size and dtype."""
     first = tensors[0]
@@ -131,6 +143,7 @@ def admit_tensors(
         dtypes=dtypes,
         contiguous=all(tensor.is_contiguous() for tensor in tensors),
         aligned=all(tensor.data_ptr() % 16 == 0 for tensor in tensors),
+        variant=variant,
     )
 
 
@@ -150,15 +163,16 @@ class OneShotKernels(ABC):
     #: Factor on the waits of the preflight.
     patience: float = 1.0
 
-    def admit(self, *tensors: torch.Tensor, workspace: str = "eager") -> Admission:
+    def admit(
+        self, *tensors: torch.Tensor, workspace: str = "eager", variant: Variant = Variant.ONE_SHOT
+    ) -> Admission:
         """Whether :meth:`all_reduce` and :meth:`all_reduce_rms_norm` take these tensors on that workspace."""
-        return admit_tensors(
-            *tensors, ranks=self.world_size, spec=self.workspaces[workspace], dtypes=self.dtypes
-        )
+        spec = self.workspaces[workspace]
+        return admit_tensors(*tensors, ranks=self.world_size, spec=spec, dtypes=self.dtypes, variant=variant)
 
-    def require(self, *tensors: torch.Tensor, workspace: str) -> None:
+    def require(self, *tensors: torch.Tensor, workspace: str, variant: Variant = Variant.ONE_SHOT) -> None:
         """Raises Unsupported if :meth:`admit` refuses, with the shape in the message; KeyError: no such workspace."""
-        admission = self.admit(*tensors, workspace=workspace)
+        admission = self.admit(*tensors, workspace=workspace, variant=variant)
         if not admission:
             first = tensors[0]
             raise Unsupported(
@@ -183,14 +197,14 @@ class OneShotKernels(ABC):
             x: [..., hidden], bf16 or fp16, contiguous, 16-byte aligned.
             out: same shape and dtype; ``x`` itself is allowed. Allocated if None.
             workspace: a key of :attr:`workspaces`.
-            variant: one-shot, or reduce-scatter and all-gather.
+            variant: one-shot, reduce-scatter and all-gather, or one-shot in packets.
             limit_s: longest wait for a peer in seconds; 0 waits until :meth:`abort`; None takes the workspace's
                 default (0, and 5 s for ``preflight``). Baked into a captured graph.
             members: two ranks, this one included, on the ``preflight`` workspace only: a reduction between that
                 pair, through the same kernel. None: all ranks.
 
         Returns:
-            ``out``: float32 sum in the order of ranks, rounded once (one-shot and two-stage alike).
+            ``out``: float32 sum in the order of ranks, rounded once (all variants alike).
 
         Raises:
             Unsupported: what :meth:`admit` refuses; ``members`` that do not fit.
@@ -222,8 +236,8 @@ class OneShotKernels(ABC):
             workspace, variant, limit_s: as in :meth:`all_reduce`.
 
         Returns:
-            (normed, new residual), both rounded once from float32. One-shot keeps the sum in float32 until the
-            residual is added; two-stage rounds the sum to ``x``'s dtype, as separate kernels do.
+            (normed, new residual), both rounded once from float32. One-shot keeps the sum in float32, in packets or
+            not, until the residual is added; two-stage rounds the sum to ``x``'s dtype, as separate kernels do.
 
         Raises:
             Unsupported, PeerTimeout: as in :meth:`all_reduce`.

@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.distributed.one_shot.errors import NotBuilt, OneShotError
+from sglang.srt.distributed.one_shot.protocol import Variant
 
-ABI = 2
+ABI = 3
 MAX_RANKS = 8
 DRIVER_ERROR = 100_000  # added to error codes of the driver API
 HANDLE_BYTES = 64
 
+VARIANTS = {Variant.ONE_SHOT: 0, Variant.TWO_STAGE: 1, Variant.PACKETS: 2}
 WEAKEN_ONE_BUFFER, WEAKEN_FLAG_FIRST, WEAKEN_DELAY_READ = 1, 2, 4
+WEAKEN_TORN, WEAKEN_ANY_EPOCH, WEAKEN_DELAY_PUSH = 8, 16, 32
 
 
 class Control(Structure):
@@ -44,9 +47,12 @@ class Layout(Structure):
         ("epochs", c_int64),
         ("poison", c_int64),
         ("slots", c_int64),
+        ("packets", c_int64),
         ("bytes", c_int64),
         ("channels", c_int32),
         ("capacity", c_int32),
+        ("packet_capacity", c_int32),
+        ("unused", c_int32),
     ]
 
 
@@ -72,7 +78,8 @@ class Call(Structure):
         ("hidden", c_int32),
         ("dtype", c_int32),
         ("fused", c_int32),
-        ("two_stage", c_int32),
+        ("variant", c_int32),
+        ("shape", c_int32),
         ("dependent_launch", c_int32),
         ("eps", c_float),
         ("weaken", c_uint32),

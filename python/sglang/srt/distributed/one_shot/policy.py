@@ -7,13 +7,16 @@ default serves small messages over PCIe only, and says that it was not measured 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 #: Who reduces. ``STOCK`` is what upstream would have used: NCCL, or its own custom all-reduce where it is on.
 ONE_SHOT = "one-shot"
 TWO_STAGE = "two-stage"
+PACKETS = "packets"
 STOCK = "stock"
-OURS = (ONE_SHOT, TWO_STAGE)
+OURS = (ONE_SHOT, PACKETS, TWO_STAGE)
+#: Which protocol one hop uses: as the table says, flags always, or packets wherever a message fits.
+AUTO, FLAGS = "auto", "flags"
 
 #: What is reduced: a sum alone, or sum + residual + RMSNorm.
 PLAIN = "plain"
@@ -193,6 +196,36 @@ def forced(key: Key, method: str = ONE_SHOT) -> Table:
         raise ValueError(f"method {method!r} is not one of {', '.join(OURS)}")
     everything = ((method, EVERYTHING),)
     return Table(key, limits={PLAIN: everything, FUSED: everything}, origin="forced by the setting")
+
+
+def with_protocol(table: Table, protocol: str) -> Table:
+    """A table whose messages of one hop use flags only, or packets (``SGLANG_FORK_ALL_REDUCE_PROTOCOL``).
+
+    With ``PACKETS`` a point without a figure for them has that of flags: a forced protocol is for comparing, and
+    messages too large for packets are sent with flags by the communicator.
+
+    Raises:
+        ValueError: an unknown protocol.
+    """
+    if protocol == AUTO:
+        return table
+    if protocol not in (FLAGS, PACKETS):
+        raise ValueError(f"protocol {protocol!r} is not one of {AUTO}, {FLAGS}, {PACKETS}")
+    kept, dropped = (ONE_SHOT, PACKETS) if protocol == FLAGS else (PACKETS, ONE_SHOT)
+
+    def times(us: Mapping[str, float]) -> dict[str, float]:
+        rest = {method: figure for method, figure in us.items() if method != dropped}
+        return rest if kept in rest or dropped not in us else {**rest, kept: us[dropped]}
+
+    return replace(
+        table,
+        points=tuple(replace(point, us=times(point.us)) for point in table.points),
+        limits={
+            kind: tuple((kept if method == dropped else method, size) for method, size in spans)
+            for kind, spans in table.limits.items()
+        },
+        origin=f"{table.origin}, {protocol} by the setting",
+    )
 
 
 def from_measurements(key: Key, points: Sequence[Point], origin: str) -> Table:

@@ -188,7 +188,9 @@ def _together(
     rank, size = exchange.rank, exchange.size
     pair_s = PAIR_S * kernels.patience
     shape = (3, min(kernels.workspaces[workspace].max_hidden, 7168))
-    for turn, variant in enumerate((Variant.ONE_SHOT, Variant.TWO_STAGE, Variant.ONE_SHOT)):
+    # Two calls a turn: both buffers of each variant.
+    order = (Variant.ONE_SHOT, Variant.TWO_STAGE, Variant.PACKETS, Variant.ONE_SHOT)
+    for turn, variant in enumerate(order):
         mine = part(rank, turn, shape, torch.bfloat16, device)
         wanted = expected_sum(size, turn, shape, torch.bfloat16, device)
         got = kernels.all_reduce(mine, workspace=workspace, variant=variant, limit_s=pair_s)

@@ -1,4 +1,4 @@
-"""The flag protocol of the one-shot all-reduce, as data: what each rank does, in which order, with which orderings.
+"""The two protocols of the one-shot all-reduce, as data: what each rank does, in which order, with which orderings.
 
 One definition serves three readers: the CUDA kernels implement it (``csrc/``), the simulated peers execute it, and
 the model checker in ``test/race`` explores every interleaving of it. The weakening switches of :class:`Safety` exist
@@ -23,6 +23,20 @@ overwrites what it pushed in epoch ``e`` when it pushes epoch ``e + 2``. It gets
 flag of epoch ``e + 1``, which ``p`` publishes after its reads of epoch ``e``: in program order, and the release
 covers earlier reads. With one buffer the push of ``e + 1`` may meet those reads: nothing that ``r`` awaited says
 that ``p`` has finished ``e``.
+
+**Packets** (:attr:`Variant.PACKETS`) have no flags. Data travels in words of 16 bytes, 8 of data and 8 of epoch, each
+written by one store and read by one load::
+
+    push     my part as packets of this epoch into slot [buffer][r] of every peer     strong 16-byte stores
+    receive  each packet of slot [buffer][p] until its epoch is this one              strong 16-byte loads
+
+A packet holds its data if it holds its epoch, so nothing is ordered behind anything within a call, and a thread waits
+for the packets of its own elements only. **Two buffers are enough here too, by the order of kernels**: a call begins
+after the one before it has ended. ``r`` ends call ``n`` with a packet of every peer's call ``n``, so every peer has
+begun call ``n`` and ended call ``n - 1``. In call ``n + 1`` it overwrites what was last used two epochs of that channel
+before, in call ``n - 1`` at the latest, which every peer has read. It does not matter which channels a call uses, nor
+that calls with flags lie in between: they too end with something of every peer's same call. A reader asks for its own
+epoch, not for one that is at least as new: what a slot holds is taken or waited out, never taken for something else.
 """
 
 from __future__ import annotations
@@ -39,6 +53,7 @@ class Kind(Enum):
     PUBLISH = "publish"
     AWAIT = "await"
     READ = "read"
+    RECEIVE = "receive"
 
 
 class Variant(Enum):
@@ -46,15 +61,17 @@ class Variant(Enum):
 
     ONE_SHOT: every rank sends all rows to every peer and sums everything itself; (n - 1) x payload leaves a rank.
     TWO_STAGE: reduce-scatter, then all-gather, both by push; 2 (n - 1) / n x payload leaves a rank, two hops.
+    PACKETS: one-shot in packets: 2 (n - 1) x payload leaves a rank, and nothing is waited for but the data.
     """
 
     ONE_SHOT = "one_shot"
     TWO_STAGE = "two_stage"
+    PACKETS = "packets"
 
     @property
     def stages(self) -> int:
         """Number of push / publish / await / read rounds in one epoch."""
-        return 1 if self is Variant.ONE_SHOT else 2
+        return 2 if self is Variant.TWO_STAGE else 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,9 @@ class Safety:
         data_first: data is pushed before its flag is published.
         flag_bits: width of flags and counters. A flag of the second stage may be as old as the last two-stage call;
             with 32 bits, one-shot calls of two days make such a flag look like one of the future.
+        whole: a packet's data and epoch are one store; without, the epoch may become visible before its data.
+        own_epoch: a packet is taken for its own epoch only; without, for any that a call has left.
+        kernel_order: a call that follows packets, or is in packets, begins after the one before it has ended.
     """
 
     buffers: int = 2
@@ -75,6 +95,9 @@ class Safety:
     acquire: bool = True
     data_first: bool = True
     flag_bits: int = 64
+    whole: bool = True
+    own_epoch: bool = True
+    kernel_order: bool = True
 
 
 SAFE = Safety()
@@ -82,13 +105,18 @@ SAFE = Safety()
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one rank; ``peer`` is where it writes to, or whose contribution it waits for or reads."""
+    """One step of one rank; ``peer`` is where it writes to, or whose contribution it waits for or reads.
+
+    ``word`` counts the parts of a message that are waited for apart, in packets; 0 elsewhere.
+    """
 
     kind: Kind
     peer: int
     stage: int
     epoch: int
     buffer: int
+    word: int = 0
+    packets: bool = False
 
 
 def reached(flag: int, epoch: int, bits: int = SAFE.flag_bits) -> bool:
@@ -112,7 +140,12 @@ def peers_of(rank: int, members: Sequence[int]) -> tuple[int, ...]:
 
 
 def steps(
-    rank: int, members: Sequence[int], epoch: int, variant: Variant = Variant.ONE_SHOT, safety: Safety = SAFE
+    rank: int,
+    members: Sequence[int],
+    epoch: int,
+    variant: Variant = Variant.ONE_SHOT,
+    safety: Safety = SAFE,
+    words: int = 1,
 ) -> Iterator[Step]:
     """The steps of one epoch in program order.
 
@@ -122,9 +155,16 @@ def steps(
         epoch: 1 for the first use of a channel.
         variant: one or two rounds.
         safety: weakened for negative controls.
+        words: parts of a message in packets; no order holds between them.
     """
     peers = peers_of(rank, members)
     buffer = epoch % safety.buffers
+    if variant is Variant.PACKETS:
+        for kind in (Kind.PUSH, Kind.RECEIVE):
+            for word in range(words):
+                for peer in peers:
+                    yield Step(kind, peer, 0, epoch, buffer, word, packets=True)
+        return
     for stage in range(variant.stages):
         first, second = (Kind.PUSH, Kind.PUBLISH) if safety.data_first else (Kind.PUBLISH, Kind.PUSH)
         for kind in (first, second, Kind.AWAIT, Kind.READ):

@@ -24,6 +24,15 @@ def table(environment: Mapping[str, str] = os.environ) -> str:
     return read_text(f"{NAME}_TABLE", environment) or ""
 
 
+def protocol(environment: Mapping[str, str] = os.environ) -> str:
+    """``auto`` (the table decides), ``flags`` or ``packets``: how a message of one hop is sent.
+
+    Raises:
+        SettingError: any other word.
+    """
+    return read_text(f"{NAME}_PROTOCOL", environment) or "auto"
+
+
 def preflight_s(environment: Mapping[str, str] = os.environ) -> float:
     """Longest preflight in seconds. Raises SettingError outside the declared limits."""
     return read_float(f"{NAME}_PREFLIGHT_S", 10.0, environment)

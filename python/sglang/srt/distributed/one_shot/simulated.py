@@ -1,4 +1,4 @@
-"""Peers simulated on a CPU: the protocol of ``protocol.steps`` executed between threads or processes of one machine.
+"""Peers simulated on a CPU: the protocols of ``protocol.steps`` executed between threads or processes of one machine.
 
 Same interface, same order of summation, same errors as the CUDA kernels. Threads share a :class:`Fabric` object;
 processes open one by the same path. A CPU with strong store ordering (x86) keeps the orderings that the CUDA
@@ -63,7 +63,7 @@ class Fabric:
             slot = spec.max_rows * spec.max_hidden * _ELEMENT_BYTES
             self._bases[name] = (size, slot)
             cells = ranks * self.channels(name) * 2 * ranks
-            size += cells * (_FLAG_BYTES + 2 * slot)
+            size += cells * (_FLAG_BYTES + 4 * slot)
         if path is None:
             self._map = mmap.mmap(-1, size)
         else:
@@ -92,6 +92,19 @@ class Fabric:
         base += _FLAG_BYTES * self.ranks * self.channels(workspace) * 2 * self.ranks
         at = base + slot * (2 * self._cell(workspace, owner, channel, stage, source) + buffer)
         return self._bytes[at : at + size]
+
+    def packets(
+        self, workspace: str, owner: int, channel: int, source: int, buffer: int, size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [size / 8] each: data and epochs of the packets that ``source`` sent to ``owner``.
+
+        On a GPU the two are one word; here the data lies first and is written first, which a processor with strong
+        store ordering keeps.
+        """
+        base, slot = self._bases[workspace]
+        base += (_FLAG_BYTES + 2 * slot) * self.ranks * self.channels(workspace) * 2 * self.ranks
+        at = base + 2 * slot * self._cell(workspace, owner, channel, buffer, source)  # one stage, two buffers
+        return tuple(self._bytes[at + k * slot : at + k * slot + size].view(torch.int64) for k in (0, 1))  # type: ignore[return-value]
 
 
 class SimulatedKernels(OneShotKernels):
@@ -131,7 +144,7 @@ class SimulatedKernels(OneShotKernels):
         members: Sequence[int] | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(x) if out is None else out
-        self.require(x, out, workspace=workspace)
+        self.require(x, out, workspace=workspace, variant=variant)
         out.copy_(self._sum(x, workspace, variant, limit_s, members))
         return out
 
@@ -150,7 +163,7 @@ class SimulatedKernels(OneShotKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = torch.empty_like(x) if out is None else out
         residual_out = torch.empty_like(x) if residual_out is None else residual_out
-        self.require(x, residual, gain, out, residual_out, workspace=workspace)
+        self.require(x, residual, gain, out, residual_out, workspace=workspace, variant=variant)
         hidden = self._sum(x, workspace, variant, limit_s, None) + residual.float()
         scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps)
         residual_out.copy_(hidden)
@@ -214,7 +227,11 @@ class SimulatedKernels(OneShotKernels):
             if self._intercept is not None and not self._intercept(step):
                 continue
             data = outgoing[ranks.index(step.peer)]
-            if step.kind is Kind.PUSH:
+            if step.packets:
+                received = self._packets(workspace, channel, step, data, limit_s)
+                if received is not None:
+                    gathered[step.peer] = received
+            elif step.kind is Kind.PUSH:
                 raw = data.contiguous().view(torch.uint8)
                 self.fabric.slot(
                     workspace, step.peer, channel, stage, self.rank, step.buffer, raw.numel()
@@ -248,10 +265,44 @@ class SimulatedKernels(OneShotKernels):
             total = total + parts[rank].float()
         return total
 
+    def _packets(
+        self, workspace: str, channel: int, step: Step, data: torch.Tensor, limit_s: float
+    ) -> torch.Tensor | None:
+        """Push to a peer, or what came from it."""
+        size = data.numel() * data.element_size()
+        if step.kind is Kind.PUSH:
+            words, epochs = self.fabric.packets(workspace, step.peer, channel, self.rank, step.buffer, size)
+            words.copy_(data.contiguous().view(torch.int64))
+            epochs.fill_(step.epoch)
+            return None
+        words, epochs = self.fabric.packets(workspace, self.rank, channel, step.peer, step.buffer, size)
+
+        def arrived() -> bool:
+            mine = epochs == step.epoch if self._safety.own_epoch else epochs != 0
+            return bool(mine.all())
+
+        self._wait(workspace, channel, step, limit_s, arrived, lambda: int(epochs.min()))
+        return words.clone().view(data.dtype)
+
     def _await(self, workspace: str, channel: int, step: Step, limit_s: float) -> None:
         flag = self.fabric.flag(workspace, self.rank, channel, step.stage, step.peer)
+        bits = self._safety.flag_bits
+        self._wait(
+            workspace, channel, step, limit_s, lambda: reached(int(flag), step.epoch, bits), lambda: int(flag)
+        )
+
+    def _wait(
+        self,
+        workspace: str,
+        channel: int,
+        step: Step,
+        limit_s: float,
+        arrived: Callable[[], bool],
+        seen: Callable[[], int],
+    ) -> None:
+        """Poll until ``arrived``; ``seen`` is the newest epoch of what is awaited, for the error."""
         deadline = time.monotonic() + limit_s if limit_s else float("inf")
-        while not reached(int(flag), step.epoch, self._safety.flag_bits):
+        while not arrived():
             aborted = self._aborted.is_set()
             if aborted or time.monotonic() > deadline:
                 self._failed[workspace] = PeerTimeout(
@@ -261,7 +312,7 @@ class SimulatedKernels(OneShotKernels):
                     channel=channel,
                     stage=step.stage,
                     epoch=step.epoch,
-                    seen=int(flag),
+                    seen=seen(),
                     aborted=aborted,
                 )
                 raise self._failed[workspace]

@@ -24,6 +24,15 @@ SETTINGS = (
         f"{_READER}; rank 0's is everybody's",
     ),
     Setting(
+        "SGLANG_FORK_ALL_REDUCE_PROTOCOL",
+        "choice",
+        "auto",
+        "How a one-shot message is sent: auto (the table decides), flags (data, then a flag), or packets (each 16 bytes "
+        "carry their own epoch) wherever it fits",
+        f"{_READER}; rank 0's is everybody's",
+        choices=("auto", "flags", "packets"),
+    ),
+    Setting(
         "SGLANG_FORK_ALL_REDUCE_PREFLIGHT_S",
         "float",
         "10",
