@@ -12,8 +12,8 @@ import ranks
 import torch
 from sglang.srt.distributed.one_shot import cuda
 from sglang.srt.distributed.one_shot.cuda import CudaKernels
-from sglang.srt.distributed.one_shot.errors import NotBuilt
-from sglang.srt.distributed.one_shot.kernels import WorkspaceSpec
+from sglang.srt.distributed.one_shot.errors import NotBuilt, Unsupported
+from sglang.srt.distributed.one_shot.kernels import WORKSPACES, WorkspaceSpec
 from sglang.srt.distributed.one_shot.library import Layout
 
 ROOM = {name: WorkspaceSpec(8, 64) for name in ("eager", "target", "preflight")}
@@ -123,3 +123,20 @@ def test_whatever_breaks_on_one_rank_is_an_error_on_all(tmp_path: Path) -> None:
     for outcome in outcomes:
         assert outcome.value == "rank 1: KeyError: 'a surprise'", outcome.output
     assert seconds < 30
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "blocks", "fits"),
+    [(132, 64, True), (84, 64, True), (80, 64, True), (79, 64, False), (30, 64, False), (16, 8, True)],
+)
+def test_a_device_that_cannot_hold_all_ctas_is_refused(multiprocessors: int, blocks: int, fits: bool) -> None:
+    """CTAs that wait would hold the place of those that they wait for."""
+    spaces = {
+        **WORKSPACES,
+        **{name: WorkspaceSpec(max_blocks=blocks) for name in ("eager", "target", "draft")},
+    }
+    if fits:
+        cuda.refuse_device(multiprocessors, spaces)
+        return
+    with pytest.raises(Unsupported, match=f"this device has {multiprocessors}"):
+        cuda.refuse_device(multiprocessors, spaces)

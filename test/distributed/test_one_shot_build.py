@@ -113,7 +113,9 @@ def test_the_library_loads_without_a_driver_and_mirrors_the_structures(for_hoppe
         loaded.number("alloc", 99, 1024)
 
 
-@pytest.mark.parametrize(("hidden", "blocks"), [(8, 1), (136, 2), (4096, 1), (7168, 7), (8192, 64)])
+@pytest.mark.parametrize(
+    ("hidden", "blocks"), [(8, 1), (136, 2), (4096, 1), (7168, 7), (7168, 64), (8192, 64)]
+)
 def test_every_call_that_fits_the_room_fits_the_slots(
     for_hopper: tuple[Path, str], hidden: int, blocks: int
 ) -> None:
@@ -148,6 +150,7 @@ def test_every_call_that_fits_the_room_fits_the_slots(
             assert turns * threads <= layout.packet_capacity
             if fused:
                 assert cluster * threads * 8 >= width and count // cluster * turns >= rows
+                assert (cluster - 1) * threads * 8 < width  # no CTA without a unit of its row
             else:
                 assert count * threads * turns * 8 >= rows * width
     refused = [
@@ -191,6 +194,8 @@ def test_stores_are_wide_and_flags_are_ordered(for_hopper: tuple[Path, str]) -> 
         assert pushed < received < body.index("MEMBAR.ALL.SYS")
         assert body.count("MEMBAR.ALL.SYS") == 1 and body.index("MEMBAR.ALL.SYS") > body.index("EXIT")
         assert "STG.E.64.STRONG.SYS" not in body
+        # Every thread polls; a look at the host's word every 256 polls made one late rank late the other, and so on.
+        assert "0x1fff" in body
 
 
 def test_without_a_compiler_the_reason_says_what_to_install(

@@ -42,10 +42,15 @@ inline bool fits_packets(int rows, int units, int ranks) {
   return static_cast<int64_t>(rows) * units * kUnitBytes * (ranks - 1) <= kPacketBytes;
 }
 
-// `shape`: CTAs a row, 0 for the default. One where a row fits one CTA and there are many rows.
+// Whether the last CTA of a row would have no unit: warps come whole, so 28 of them fill 7 CTAs of 8.
+inline bool leaves_idle(int units, int cluster) { return (cluster - 1) * 32 * ceil_div(units, 32 * cluster) >= units; }
+
+// `shape`: CTAs a row, 0 for the default. One where a row fits one CTA and there are many rows. Halved while a CTA would
+// be left without a unit: it would exchange nothing with its peers, and be only one more that has to be resident.
 inline Geometry packet_fused_geometry(int rows, int units, int max_blocks, int ranks, int shape) {
   int cluster = shape != 0 ? shape : rows <= 8 ? 4 : rows * 2 <= max_blocks || ranks > 2 ? 2 : 1;
   while (32 * ceil_div(units, 32 * cluster) > packet_threads(ranks)) cluster *= 2;
+  while (cluster > 1 && leaves_idle(units, cluster)) cluster /= 2;
   return fused_shape(rows, units, max_blocks, cluster);
 }
 

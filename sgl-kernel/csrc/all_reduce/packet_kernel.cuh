@@ -45,9 +45,14 @@ __device__ __forceinline__ void push_packets(const PacketCall<RANKS>& call, uint
   }
 }
 
+// Polls between two looks at the clock and the abort word, some milliseconds. The word lies in host memory, and here
+// every thread waits by itself: a thousand warps that read it at once take longer than the wait of a call. With a look
+// every 256 polls a rank that was late by that much made its peer look too, which then was late in its turn: at 24 rows
+// and more, calls of 10 us took hundreds, until a batch ended. Looks that are this rare end such a chain by themselves.
+constexpr uint32_t kLookPolls = 1u << 13;
+
 // One thread waits for the packets of its unit from every peer; a source that is not awaited (this rank, or one that
 // there is not) keeps what `parts` has. Of two ranks part 1 is the peer's, whichever it is: a + b is b + a, to the bit.
-// The clock and the abort word are looked at every 256 polls only.
 template <int RANKS>
 __device__ __forceinline__ bool receive(const PacketCall<RANKS>& call, uint4 (&parts)[RANKS], uint32_t at, uint64_t epoch) {
   constexpr int kFirst = RANKS == 2 ? 1 : 0;
@@ -77,13 +82,18 @@ __device__ __forceinline__ bool receive(const PacketCall<RANKS>& call, uint4 (&p
       missing &= ~(1u << q);
     }
     if (missing == 0u) return true;
-    if ((polls & 255u) == 0u) {
+    if ((polls & (kLookPolls - 1u)) == 0u) {
       const uint64_t now = now_ns();
       if (start == 0) start = now;
       const bool aborted = load_relaxed(&call.control->abort) != 0u;
+      // No order is needed for a packet to be seen. But nothing says how soon a relaxed store is seen or a relaxed load
+      // looks anew, and after milliseconds a fence costs nothing.
+      __threadfence_system();
       if (aborted || (call.limit_ns != 0 && now - start > call.limit_ns)) {
         const int late = __ffs(missing) - 1;
-        const uint64_t seen = load_packet(from + late * stride).epoch;
+        // Of the half that is missing: an epoch that is the awaited one came between the last poll and this line.
+        uint64_t seen = load_packet(from + late * stride).epoch;
+        if (seen == epoch) seen = load_packet(from + late * stride + blockDim.x).epoch;
         report(call.poison, call.control, aborted ? 2u : 1u, RANKS == 2 ? 1 - call.rank : late,
                call.first_channel + blockIdx.x, 0, static_cast<uint32_t>(epoch), static_cast<uint32_t>(seen));
         return false;

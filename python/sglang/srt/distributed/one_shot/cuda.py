@@ -183,8 +183,8 @@ class CudaKernels(OneShotKernels):
             if error is not None:
                 raise error
 
-    def abort(self) -> None:
-        for space in self._spaces.values():
+    def abort(self, workspace: str | None = None) -> None:
+        for space in self._spaces.values() if workspace is None else (self._spaces[workspace],):
             space.control.abort = 1
 
     def close(self) -> None:
@@ -206,6 +206,13 @@ class CudaKernels(OneShotKernels):
                 for name, space in self._spaces.items()
             ),
         ]
+
+    def counters(self, workspace: str) -> list[int]:
+        """Epoch of each channel, for a report: ranks that made the same calls have the same ones. Synchronises."""
+        space = self._spaces[workspace]
+        at, channels = space.call.base[self.rank] + space.layout.epochs, space.layout.channels
+        raw = self._library.read(self.device, at, 8 * channels)
+        return [int.from_bytes(raw[8 * n : 8 * n + 8], "little") for n in range(channels)]
 
     def slot_bytes(self, workspace: str, channel: int, buffer: int, source: int, size: int) -> bytes:
         """What ``source`` pushed into this rank's slot, as the owner of the memory reads it. Synchronises."""
@@ -297,7 +304,27 @@ def _refuse_specs(ranks: int, workspaces: Mapping[str, WorkspaceSpec]) -> None:
             raise Unsupported(f"one-shot all-reduce: workspace {name} {spec} is outside the kernels' limits")
 
 
-def _load(device: int, defines: Sequence[str] = ()) -> tuple[Library, str]:
+def refuse_device(multiprocessors: int, workspaces: Mapping[str, WorkspaceSpec]) -> None:
+    """A call ends only if all its CTAs are resident at once on every rank; beyond ``max_blocks`` rows take turns.
+
+    A multiprocessor holds at least one CTA of every kernel. The quarter on top is for clusters, which may not span
+    the parts that a device is divided into.
+
+    Raises:
+        Unsupported: a device, or a slice of one, that is too small.
+    """
+    most = max(spec.max_blocks for spec in workspaces.values())
+    if multiprocessors * 4 < most * 5:
+        raise Unsupported(
+            f"one-shot all-reduce: {most} CTAs have to be resident at once, which takes {-(-most * 5 // 4)} "
+            f"multiprocessors; this device has {multiprocessors}"
+        )
+
+
+def _load(
+    device: int, workspaces: Mapping[str, WorkspaceSpec], defines: Sequence[str] = ()
+) -> tuple[Library, str]:
+    refuse_device(torch.cuda.get_device_properties(device).multi_processor_count, workspaces)
     built = build.locate(torch.cuda.get_device_capability(device), defines)
     library = Library(built.path)
     library.call("load", device)
@@ -316,7 +343,7 @@ def open_cuda_kernels(
     kernels: CudaKernels | None = None
     error = ""
     try:
-        library, how = _load(index)
+        library, how = _load(index, workspaces)
         kernels = CudaKernels(library, how, index, rank, ranks, workspaces)
     except Exception as raised:  # whatever it is, the other ranks wait for this one in the exchange
         error = str(raised) if isinstance(raised, OneShotError) else f"{type(raised).__name__}: {raised}"
@@ -340,7 +367,7 @@ def open_local_kernels(
     """
     _refuse_specs(ranks, workspaces)
     index = torch.cuda.current_device() if device.index is None else device.index
-    library, how = _load(index, defines)
+    library, how = _load(index, workspaces, defines)
     everyone = [CudaKernels(library, how, index, rank, ranks, workspaces) for rank in range(ranks)]
     size = everyone[0].bytes_needed
     pointers = tuple(library.number("alloc", index, size) for _ in range(ranks))

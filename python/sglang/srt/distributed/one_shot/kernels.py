@@ -248,8 +248,8 @@ class OneShotKernels(ABC):
         """Raise PeerTimeout if a wait of that workspace (default: any) has run out; never synchronises."""
 
     @abstractmethod
-    def abort(self) -> None:
-        """End every wait of this rank, now and later, so that the process can exit: for a watchdog. Thread-safe."""
+    def abort(self, workspace: str | None = None) -> None:
+        """End every wait of this rank in a workspace (default: any), now and later: for a watchdog. Thread-safe."""
 
     @abstractmethod
     def close(self) -> None:

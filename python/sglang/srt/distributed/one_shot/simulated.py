@@ -131,7 +131,7 @@ class SimulatedKernels(OneShotKernels):
         self._safety, self._intercept, self.dtypes = safety, intercept, tuple(dtypes)
         self._epochs: dict[tuple[str, int], int] = {}
         self._failed: dict[str, PeerTimeout] = {}
-        self._aborted = threading.Event()
+        self._aborted = {name: threading.Event() for name in self.workspaces}
 
     def all_reduce(
         self,
@@ -175,8 +175,10 @@ class SimulatedKernels(OneShotKernels):
             if workspace in (None, name):
                 raise error
 
-    def abort(self) -> None:
-        self._aborted.set()
+    def abort(self, workspace: str | None = None) -> None:
+        for name, event in self._aborted.items():
+            if workspace in (None, name):
+                event.set()
 
     def close(self) -> None:
         self._epochs.clear()
@@ -303,7 +305,7 @@ class SimulatedKernels(OneShotKernels):
         """Poll until ``arrived``; ``seen`` is the newest epoch of what is awaited, for the error."""
         deadline = time.monotonic() + limit_s if limit_s else float("inf")
         while not arrived():
-            aborted = self._aborted.is_set()
+            aborted = self._aborted[workspace].is_set()
             if aborted or time.monotonic() > deadline:
                 self._failed[workspace] = PeerTimeout(
                     self.rank,
