@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 from sglang.bench_all_reduce import __main__ as command
-from sglang.bench_all_reduce import launch, report
-from sglang.bench_all_reduce.worker import Job, Result
+from sglang.bench_all_reduce import launch, measure, report, worker
+from sglang.bench_all_reduce.worker import Job, Result, work
 from sglang.bench_verify.rows import Results
 from sglang.srt.distributed.one_shot import table_file
+from sglang.srt.distributed.one_shot.errors import PeerTimeout
 from sglang.srt.distributed.one_shot.policy import FUSED, ONE_SHOT, PLAIN, STOCK
 from sglang.srt.distributed.one_shot.topology import Topology
 
@@ -141,6 +143,145 @@ def test_what_was_measured_before_a_hang_is_kept(
     )
     assert [row.metrics["us"].value for row in Results.load(rows).rows if row.metrics] == [9.0]
     assert not (tmp_path / "t").exists()  # half a run is no table
+
+
+def interrupted(rank: int, job: Job, tell: Any) -> Result:
+    """Every rank stands still once something was measured; then the group gets an interrupt, as at a limit."""
+    if rank == 0:
+        tell("the second message", result(one_shot_plain_1=9.0))
+        time.sleep(1)
+        os.kill(os.getppid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+    return Result()
+
+
+def test_an_interrupt_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "_SPAWN", multiprocessing.get_context("fork"))
+    monkeypatch.setattr(launch, "work", interrupted)
+    monkeypatch.setattr(command.topology, "gather", Topology)
+    rows = tmp_path / "rows.json"
+    assert command.main(["--device", "cpu", "--rows", "1,3", "--json", str(rows)]) == 1
+    said = capsys.readouterr()
+    assert "interrupted" in said.err and "9.0" in said.out
+    assert [row.metrics["us"].value for row in Results.load(rows).rows if row.metrics] == [9.0]
+
+
+def test_rows_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the end, so that nothing that ends this process loses them."""
+    rows, kept = tmp_path / "rows.json", []
+
+    def run(job: Job, limit_s: float, verbose: bool, keep: Any) -> Result:
+        for us in (9.0, 8.0):
+            keep(result(one_shot_plain_1=us))
+            kept.append([row.metrics["us"].value for row in Results.load(rows).rows if row.metrics])
+        raise SystemExit(9)
+
+    monkeypatch.setattr(launch, "run", run)
+    with pytest.raises(SystemExit):
+        command.main(["--device", "cpu", "--json", str(rows)])
+    assert kept == [[9.0], [8.0]]
+
+
+def standing(rank: int, job: Job, tell: Any) -> Result:
+    """On rank 1 packets of 3 rows never end; the ranks find out as a device does."""
+    samples, calls = measure.samples, [0]
+
+    def stands_still(method: Any, x: torch.Tensor, *rest: Any) -> measure.Figures:
+        if method.name == "packets" and method.kind == PLAIN and x.shape[0] == 3:
+            calls[0] += 1
+            measure._together(rest[1], rank != 1)
+        return samples(method, x, *rest)
+
+    measure.samples = stands_still
+    measure.settled = lambda limit_s=0.0: True
+    made = work(rank, job, tell)
+    assert calls == [1]  # not tried again in the second pass
+    return made
+
+
+def test_what_stands_still_is_given_up_and_the_bench_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "_SPAWN", multiprocessing.get_context("fork"))
+    monkeypatch.setattr(launch, "work", standing)
+    monkeypatch.setattr(command.topology, "gather", Topology)
+    rows, table = tmp_path / "rows.json", tmp_path / "table.json"
+    words = ["--device", "cpu", "--hidden", "64", "--rows", "3,1", "--repeats", "1", "--steps", "2"]
+    assert command.main([*words, "--json", str(rows), "--table", str(table)]) == 0
+    said = capsys.readouterr().out
+    assert "packets sum: stood still (rank 0: another rank was not done; rank 1: not done in time)" in said
+    found = {(row.case["method"], row.case["kind"], row.case["rows"]): row for row in Results.load(rows).rows}
+    assert not found["packets", PLAIN, 3].metrics and "stood still" in found["packets", PLAIN, 3].note
+    # The next message goes through another workspace, and every method is measured.
+    assert found["packets", PLAIN, 1].metrics["us"].value > 0 and found["gloo", FUSED, 1].metrics
+    # A way that stood still is in no table, also where it did not.
+    assert all(
+        "packets" not in point.us and "one-shot" in point.us for point in table_file.load(table).points
+    )
+
+
+def test_what_upstreams_leaves_on_a_device_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here can end its kernels."""
+
+    class Alone:
+        def require(self, label: str, value: Any, limit_s: float) -> list[Any]:
+            return [value, [True, "another rank was not done", []]]
+
+    monkeypatch.setattr(measure, "settled", lambda limit_s=0.0: False)
+    exchange: Any = Alone()
+    with pytest.raises(RuntimeError, match="did not end its work: rank 0: not done in time"):
+        worker._give_up(None, "", exchange, ("nccl", PLAIN, 3), "not done in time")
+
+
+def test_a_report_names_the_channels_whose_counters_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Both:
+        def require(self, label: str, value: Any, limit_s: float) -> list[Any]:
+            return [value, [True, "well", [5, 8, 7]]]
+
+    class Kernels:
+        aborted: list[str] = []  # noqa: RUF012
+
+        def abort(self, workspace: str) -> None:
+            self.aborted.append(workspace)
+
+        def check(self, workspace: str) -> None:
+            raise PeerTimeout(0, 1, workspace, channel=1, epoch=9, seen=7, aborted=True)
+
+        def counters(self, workspace: str) -> list[int]:
+            return [5, 9, 7]
+
+    monkeypatch.setattr(measure, "settled", lambda limit_s=0.0: True)
+    kernels: Any = Kernels()
+    exchange: Any = Both()
+    words = worker._give_up(kernels, "target", exchange, ("packets", PLAIN, 3), "not done in time")
+    assert kernels.aborted == ["target"]
+    assert "channel 1, stage 0, epoch 9, flag seen 7" in words and "differ in channels [1]" in words
+
+
+class Event:
+    """Of a device that is done at the third look, or never."""
+
+    looks = 0
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        Event.looks += 1
+        return Event.looks % 3 == 0
+
+
+def test_a_device_is_waited_for_until_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert measure.settled(60.0) and Event.looks == 3
+    assert not measure.settled(-1.0)
+    measure._together(lambda well: well, True)
+    with pytest.raises(measure.StoodStill, match="not done in time"):
+        measure._together(lambda well: well, False)
+    with pytest.raises(measure.StoodStill, match="another rank"):
+        measure._together(lambda well: False, True)
 
 
 SMALL = ["--device", "cpu", "--rows", "1,3", "--hidden", "256", "--repeats", "2", "--steps", "2", "--quiet"]

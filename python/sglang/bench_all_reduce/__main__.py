@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -52,7 +52,8 @@ def parser() -> argparse.ArgumentParser:
         "--shapes",
         type=_numbers,
         default=(),
-        help="shapes of calls in packets beside the default: up to 8 CTAs a row (fused), from 32 threads a CTA (sums)",
+        help="shapes of calls in packets beside the default: up to 8 CTAs a row (fused; fewer where one would have no "
+        "part of it), from 32 threads a CTA (sums)",
     )
     made.add_argument(
         "--methods",
@@ -67,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--limit-s", type=float, default=600.0, help="longest run; ranks are ended after it")
     made.add_argument("--machine", default="", help="short name of the machine for the rows")
-    made.add_argument("--json", type=Path, help="write rows to this file")
+    made.add_argument("--json", type=Path, help="write rows to this file, anew with every figure")
     made.add_argument("--write", action="store_true", help="write the table where servers look for it")
     made.add_argument("--table", type=Path, help="write the table to this file")
     made.add_argument("--quiet", action="store_true", help="only the tables")
@@ -146,30 +147,43 @@ def main(argv: Sequence[str] | None = None) -> int:
             shapes=tuple(args.shapes),
             only=args.methods,
         )
+        keep = _keeper(args, job, started)
         try:
-            result = launch.run(job, args.limit_s, verbose=not args.quiet)
+            result = launch.run(job, args.limit_s, not args.quiet, keep)
         except launch.RankFailed as error:
             print(f"error: {error}", file=sys.stderr)
             if error.partial is not None and error.partial.figures:
                 print("measured before that:")
-                _report(args, job, error.partial, started)
+                _report(job, error.partial)
+                keep(error.partial)
             return 1
-    _report(args, job, result, started)
+    _report(job, result)
+    keep(result)
     if args.write or args.table:
         return _write(args, job, result, started)
     return 0
 
 
-def _report(args: argparse.Namespace, job: Job, result: Result, started: str) -> None:
-    """Print facts and figures, and write the rows that were asked for."""
+def _report(job: Job, result: Result) -> None:
+    """Print facts and figures."""
     for name, value in result.facts:
         print(f"{name:>20}  {value}")
     print(report.text(job, result), flush=True)
-    if args.json:
-        results = Results([environment.capture()])
+
+
+def _keeper(args: argparse.Namespace, job: Job, started: str) -> Callable[[Result], None]:
+    """What writes the rows so far to the file that was asked for, each time anew and in one step."""
+    if not args.json:
+        return lambda result: None
+    environments = [environment.capture()]
+
+    def keep(result: Result) -> None:
+        results = Results(environments)
         for row in report.rows_of(job, result, args.machine or args.device, started):
             results.add(row)
         results.save(args.json)
+
+    return keep
 
 
 def _write(args: argparse.Namespace, job: Job, result: Result, started: str) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from sglang.bench_all_reduce.worker import Job, Result, work
@@ -35,11 +37,19 @@ def free_address() -> str:
     return f"tcp://127.0.0.1:{free_port()}"
 
 
-def run(job: Job, limit_s: float, verbose: bool) -> Result:
+def run(
+    job: Job, limit_s: float, verbose: bool, keep: Callable[[Result], None] = lambda result: None
+) -> Result:
     """Run every rank and return rank 0's result.
 
+    Args:
+        job: what to measure.
+        limit_s: longest run.
+        verbose: rank 0 says what comes.
+        keep: called with what there is before each message, so that the end of this process loses nothing.
+
     Raises:
-        RankFailed: a rank failed, or all of them were not done in ``limit_s`` seconds.
+        RankFailed: a rank failed, all of them were not done in ``limit_s`` seconds, or an interrupt came.
     """
     queue: Any = _SPAWN.Queue()
     processes = [
@@ -49,21 +59,24 @@ def run(job: Job, limit_s: float, verbose: bool) -> Result:
     for process in processes:
         process.start()
     try:
-        return _await(processes, queue, limit_s)
+        return _await(processes, queue, limit_s, keep)
     finally:
         for process in processes:
             if process.is_alive():
                 process.kill()
+        for process in processes:
             process.join(5)
 
 
-def _await(processes: list[Any], queue: Any, limit_s: float) -> Result:
+def _await(processes: list[Any], queue: Any, limit_s: float, keep: Callable[[Result], None]) -> Result:
     deadline = time.monotonic() + limit_s
     done: dict[int, Result] = {}
     partial: Result | None = None
     while len(done) < len(processes):
         try:
             rank, result, error = queue.get(timeout=0.5)
+        except KeyboardInterrupt:
+            raise RankFailed("interrupted", partial) from None
         except Exception:
             dead = [n for n, p in enumerate(processes) if n not in done and p.exitcode not in (None, 0)]
             if dead:
@@ -76,6 +89,7 @@ def _await(processes: list[Any], queue: Any, limit_s: float) -> Result:
             continue
         if error == PARTIAL:
             partial = result
+            keep(result)
         elif error:
             raise RankFailed(f"rank {rank}: {error}", partial)
         else:
@@ -87,6 +101,9 @@ def _rank(rank: int, job: Job, queue: Any, verbose: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # it comes to the whole group; the parent keeps what there is
     started = time.monotonic()
 
     def tell(text: str, result: Result) -> None:

@@ -22,6 +22,17 @@ from sglang.bench_all_reduce.methods import Method
 STEPS = 50
 #: Of a graph that writes its own buffers only; 1 replay warms up.
 REPLAYS = 10
+#: A figure is milliseconds of work: a device that is not done with one by then stands still.
+STILL_S = 5.0
+#: The same for first calls, in which a rank may compile or connect.
+FIRST_S = 20.0
+
+#: Brings the ranks together: told whether this rank is well, it returns whether all are. Collective.
+Meet = Callable[[bool], bool]
+
+
+class StoodStill(RuntimeError):
+    """A device did not end what a figure consists of, on this rank or on another; raised on every rank."""
 
 
 @dataclass
@@ -39,25 +50,26 @@ class Figures:
     nodes: dict[str, int] = field(default_factory=dict)
 
 
-def samples(
-    method: Method, x: torch.Tensor, repeats: int, barrier: Callable[[], None], steps: int = STEPS
-) -> Figures:
+def samples(method: Method, x: torch.Tensor, repeats: int, meet: Meet, steps: int = STEPS) -> Figures:
     """Figures measured on this rank. Collective.
 
     Args:
         method: what to measure; not a missing one.
         x: [rows, hidden]. Zeros: a chain of in-place sums would leave the range of bf16.
         repeats: figures wanted.
-        barrier: brings the ranks together before each figure.
+        meet: brings the ranks together before each figure, and behind all of them.
         steps: reductions a replay on a GPU, a round on a processor.
+
+    Raises:
+        StoodStill: on every rank; work of this rank may still be on the device.
     """
     step = method.prepare(x)
     if x.device.type == "cuda":
-        return _graphs(method, lambda: step(x), x.device, repeats, barrier, steps)
+        return _graphs(method, lambda: step(x), x.device, repeats, meet, steps)
     step(x)
     found = []
     for _ in range(repeats):
-        barrier()
+        _together(meet, True)
         start = time.perf_counter()
         for _ in range(steps):
             step(x)
@@ -70,7 +82,7 @@ def _graphs(
     step: Callable[[], None],
     device: torch.device,
     repeats: int,
-    barrier: Callable[[], None],
+    meet: Meet,
     steps: int,
 ) -> Figures:
     pad = torch.zeros(1, dtype=torch.int32, device=device)
@@ -85,10 +97,11 @@ def _graphs(
     with method.session():
         for _ in range(2):
             spaced()
-        torch.cuda.synchronize()
+        _together(meet, settled(FIRST_S))
         chain, between, alone = (_captured(work, steps) for work in (step, spaced, tiny))
         nodes = _nodes(step, steps)
-    figures = [_replayed(graph, repeats, barrier, steps) for graph in (chain, between, alone)]
+    _together(meet, True)  # a capture takes a rank longer than another
+    figures = [_replayed(graph, repeats, meet, steps) for graph in (chain, between, alone)]
     return Figures(figures[0], added(figures[1], figures[2]), nodes)
 
 
@@ -117,20 +130,35 @@ def _nodes(step: Callable[[], None], steps: int) -> dict[str, int]:
         return {}  # an explanation of a figure, not a figure
 
 
-def _replayed(graph: Any, repeats: int, barrier: Callable[[], None], steps: int) -> list[float]:
-    barrier()
+def _replayed(graph: Any, repeats: int, meet: Meet, steps: int) -> list[float]:
     graph.replay()
-    torch.cuda.synchronize()
+    _together(meet, settled())
     found = []
     for _ in range(repeats):
         events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-        barrier()
-        # The first replay absorbs that ranks leave the barrier at different times.
+        # The first replay absorbs that ranks leave the meeting at different times.
         graph.replay()
         events[0].record()
         for _ in range(REPLAYS):
             graph.replay()
         events[1].record()
-        torch.cuda.synchronize()
+        _together(meet, settled())
         found.append(events[0].elapsed_time(events[1]) * 1e3 / (REPLAYS * steps))
     return found
+
+
+def settled(limit_s: float = STILL_S) -> bool:
+    """Wait until this device has done what the current stream was given; False if it has not after ``limit_s``."""
+    done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    deadline = time.monotonic() + limit_s
+    while not done.query():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1e-4)
+    return True
+
+
+def _together(meet: Meet, well: bool) -> None:
+    if not meet(well):
+        raise StoodStill("another rank was not done" if well else "not done in time")

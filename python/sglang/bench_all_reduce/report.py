@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sglang.bench_all_reduce.flashinfer_fused import NAME as FLASHINFER
 from sglang.bench_all_reduce.methods import CUSTOM, GLOO, NCCL, table_name
-from sglang.bench_all_reduce.worker import Case, Job, Result
+from sglang.bench_all_reduce.worker import STILL, Case, Job, Result
 from sglang.bench_verify.rows import Metric, Row
 from sglang.srt.distributed.one_shot.policy import (
     FUSED,
@@ -34,18 +34,19 @@ def table_of(job: Job, result: Result, taken: str) -> Table:
     """The table of a run. ``stock`` is what upstream would use: FlashInfer's fused one where it was measured, else its
     custom all-reduce where it runs, else NCCL.
 
-    What a reduction adds among other kernels decides, where that was measured: no model reduces twice in a row.
+    A way that stood still once, with any message, is in no table. What a reduction adds among other kernels decides, where that was measured: no model reduces twice in a row.
 
     Raises:
         ValueError: nothing of upstream's was measured, so that there is nothing to compare with.
     """
     points = []
+    still = {name for (name, _, _), why in result.missing.items() if why.startswith(STILL)}
     for kind in (PLAIN, FUSED):
         for rows in job.rows:
             us = {
                 name: Metric.of(_deciding(result, (table_name(name), kind, rows)), "us").value
                 for name in (*OURS, FLASHINFER, CUSTOM, NCCL, GLOO)
-                if (table_name(name), kind, rows) in result.figures
+                if (table_name(name), kind, rows) in result.figures and table_name(name) not in still
             }
             stock = next((us[name] for name in (FLASHINFER, CUSTOM, NCCL, GLOO) if name in us), None)
             if stock is None:
@@ -87,7 +88,7 @@ def rows_of(job: Job, result: Result, machine: str, started: str) -> list[Row]:
     """One row a method and message, in the repository's format; a missing figure is a row with its reason."""
     key = key_of(job, result)
     found = []
-    for method, kind, rows in [*result.figures, *result.missing]:
+    for method, kind, rows in dict.fromkeys([*result.figures, *result.missing]):
         found.append(
             Row(
                 bench="all_reduce",

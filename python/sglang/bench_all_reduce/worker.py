@@ -55,6 +55,10 @@ class Job:
 
 
 Case = tuple[str, str, int]
+#: How the reason of a figure begins that was given up because a device stood still.
+STILL = "stood still"
+#: Of the kernels, in this order: a workspace in which a figure stood still is not used again.
+SPACES = (methods.WORKSPACE, "draft", "eager")
 
 
 @dataclass
@@ -101,24 +105,81 @@ def work(rank: int, job: Job, report: Callable[[str, Result], None]) -> Result:
     exchange = Exchange(dist.distributed_c10d._get_default_store(), rank, size, "bench")
     result = Result(gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
     kernels, missing = _kernels(job, rank, device, exchange, result)
-    found = methods.ours(kernels, missing, shapes=job.shapes) + _stock(job, rank, device, exchange)
-    found = [method for method in found if not job.only or method.name in job.only]
+    others, spaces = _stock(job, rank, device, exchange), list(SPACES)
+
+    def all_methods() -> list[Method]:
+        ours = methods.ours(kernels, missing, spaces[0] if spaces else SPACES[0], job.shapes)
+        return [method for method in ours + others if not job.only or method.name in job.only]
+
+    found = all_methods()
     result.variants = {(method.name, method.kind): method.variant for method in found}
+    order = list(range(len(found)))
     for turn in range(job.passes):
-        for method in found[:: -1 if turn % 2 else 1]:
+        for at in order[:: -1 if turn % 2 else 1]:
             for rows in job.rows:
+                method = found[at]
                 key = (method.name, method.kind, rows)
-                why = method.missing or _outside(method, rows, job, size)
+                why = result.missing.get(key) or method.missing or _outside(method, rows, job, size)
+                if not why and method.variant == "fork" and not spaces:
+                    why = "no workspace is left in which nothing stood still"
                 if why:
                     result.missing[key] = why
                     continue
                 report(f"pass {turn + 1}: {method.name} {method.kind}, {rows} rows", result)
                 x = torch.zeros(rows, job.hidden, dtype=job.dtype, device=device)
-                mine = measure.samples(method, x, job.repeats, dist.barrier, job.steps)
+                try:
+                    mine = measure.samples(method, x, job.repeats, _meet, job.steps)
+                except measure.StoodStill as error:
+                    space = spaces.pop(0) if method.variant == "fork" else ""
+                    result.missing[key] = _give_up(kernels, space, exchange, key, str(error))
+                    report(f"given up: {result.missing[key]}", result)
+                    found = all_methods()
+                    continue
                 everyone = exchange.require(f"{key} {turn}", [mine.chain, mine.between], 300.0)
                 _keep(result, key, everyone, {kind: n / job.steps for kind, n in mine.nodes.items()})
         result.passes = turn + 1
+    report("done", result)
     return result
+
+
+def _meet(well: bool) -> bool:
+    """Whether all ranks are well; nobody leaves before everybody is here."""
+    least = torch.tensor([int(well)])
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return bool(least.item())
+
+
+def _give_up(kernels: OneShotKernels | None, space: str, exchange: Exchange, key: Case, words: str) -> str:
+    """End what stands still on this rank's device, and say what each rank knows of it. Collective.
+
+    Args:
+        kernels: of this fork, or None.
+        space: the workspace in use; "" for a method of upstream's, which nothing here can end.
+        exchange, key: of the bench, and of the figure.
+        words: what this rank saw.
+
+    Raises:
+        RuntimeError: the device of a rank did not end its work: nothing else can be measured.
+    """
+    counters: list[int] = []
+    if kernels is not None and space:
+        kernels.abort(space)
+    ended = measure.settled()
+    if ended and kernels is not None and space:
+        try:
+            kernels.check(space)
+        except OneShotError as error:
+            words = str(error)
+        counters = kernels.counters(space) if hasattr(kernels, "counters") else []
+    answers = exchange.require(f"{key} stood still", [ended, words, counters], 60.0)
+    told = "; ".join(f"rank {rank}: {text}" for rank, (_, text, _) in enumerate(answers))
+    first = answers[0][2]
+    apart = [n for n, value in enumerate(first) if any(each[2][n : n + 1] != [value] for each in answers)]
+    if first:
+        told += f"; counters differ in channels {apart}" if apart else "; all counters agree"
+    if not all(done for done, _, _ in answers):
+        raise RuntimeError(f"{key} stood still, and a device did not end its work: {told}")
+    return f"{STILL} ({told})"
 
 
 def _keep(result: Result, key: Case, everyone: list[list[list[float]]], nodes: dict[str, float]) -> None:
