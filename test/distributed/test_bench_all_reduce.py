@@ -20,6 +20,7 @@ from sglang.bench_verify.rows import Results
 from sglang.srt.distributed.one_shot import table_file
 from sglang.srt.distributed.one_shot.errors import PeerTimeout
 from sglang.srt.distributed.one_shot.policy import FUSED, ONE_SHOT, PLAIN, STOCK
+from sglang.srt.distributed.one_shot.simulated import SimulatedKernels
 from sglang.srt.distributed.one_shot.topology import Topology
 
 PCIE = Topology(
@@ -221,6 +222,38 @@ def test_what_stands_still_is_given_up_and_the_bench_goes_on(
     assert all(
         "packets" not in point.us and "one-shot" in point.us for point in table_file.load(table).points
     )
+
+
+def drifting(rank: int, job: Job, tell: Any) -> Result:
+    """In one workspace, rank 1 has made a call more on channel 1: of the first figure, which looks like any other."""
+    SimulatedKernels.counters = lambda _, space: [7, 7 + int(rank == 1 and space == "target")]  # type: ignore[attr-defined]
+    return work(rank, job, tell)
+
+
+def test_a_figure_after_which_counters_differ_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "_SPAWN", multiprocessing.get_context("fork"))
+    monkeypatch.setattr(launch, "work", drifting)
+    monkeypatch.setattr(command.topology, "gather", Topology)
+    rows, table = tmp_path / "rows.json", tmp_path / "table.json"
+    words = ["--device", "cpu", "--hidden", "64", "--rows", "3,1", "--repeats", "1", "--steps", "2"]
+    assert command.main([*words, "--json", str(rows), "--table", str(table)]) == 0
+    assert "counters differ in channels [1] (channel 1: [7, 8] by rank)" in capsys.readouterr().out
+    found = {(row.case["method"], row.case["kind"], row.case["rows"]): row for row in Results.load(rows).rows}
+    assert not found["one-shot", PLAIN, 3].metrics and "counters differ" in found["one-shot", PLAIN, 3].note
+    assert found["one-shot", PLAIN, 1].metrics["us"].value > 0  # in another workspace
+    assert all(
+        "one-shot" not in point.us and "packets" in point.us for point in table_file.load(table).points
+    )
+
+
+def test_a_figure_in_which_a_rank_gave_up_means_nothing() -> None:
+    """Its later calls neither push nor wait, and are the fastest of all."""
+    assert worker._unsound([("", [3, 4]), ("", [3, 4])]) == ""
+    assert worker._unsound([("", [3]), ("ended", [3])]) == "a wait ended by itself (rank 1: ended)"
+    assert worker._unsound([("", [3]), ("", [3, 4])]).startswith("counters differ in channels [1]")
+    assert worker._after(None, "target") == ["", []]
 
 
 def test_what_upstreams_leaves_on_a_device_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:

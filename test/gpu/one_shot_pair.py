@@ -103,6 +103,21 @@ def replayed(kernels: Any, nccl: Any, device: torch.device, replays: int) -> int
     return int(differing) + sum(int(captured.wrong) for captured in graphs.values())
 
 
+def apart(kernels: Any) -> int:
+    """Channels whose counters the ranks disagree on; one that exchanges nothing for a while would hide it."""
+    mine = {name: kernels.counters(name) for name in ("eager", "target", "draft")}
+    everyone: list[Any] = [None] * kernels.world_size
+    dist.all_gather_object(everyone, mine)
+    found = [
+        (name, channel, values)
+        for name, counters in mine.items()
+        for channel in range(len(counters))
+        if len(set(values := [each[name][channel] for each in everyone])) > 1
+    ]
+    print(f"counters apart: {found[:4] or 'none'}", flush=True)
+    return len(found)
+
+
 def main(rank: int, ranks: int, store: str, replays: int) -> str:
     from sglang.srt.distributed.one_shot.kernels import open_kernels
 
@@ -119,6 +134,7 @@ def main(rank: int, ranks: int, store: str, replays: int) -> str:
     print(f"against NCCL: {wrong} elements differ", flush=True)
     differing = replayed(kernels, nccl, device, replays)
     print(f"{replays} replays: {differing} elements differ", flush=True)
+    differing += apart(kernels)
     dist.barrier()
     kernels.close()
     dist.barrier()

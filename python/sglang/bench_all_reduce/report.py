@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sglang.bench_all_reduce.flashinfer_fused import NAME as FLASHINFER
 from sglang.bench_all_reduce.methods import CUSTOM, GLOO, NCCL, table_name
-from sglang.bench_all_reduce.worker import STILL, Case, Job, Result
+from sglang.bench_all_reduce.worker import APART, ENDED, STILL, Case, Job, Result
 from sglang.bench_verify.rows import Metric, Row
 from sglang.srt.distributed.one_shot.policy import (
     FUSED,
@@ -34,13 +34,14 @@ def table_of(job: Job, result: Result, taken: str) -> Table:
     """The table of a run. ``stock`` is what upstream would use: FlashInfer's fused one where it was measured, else its
     custom all-reduce where it runs, else NCCL.
 
-    A way that stood still once, with any message, is in no table. What a reduction adds among other kernels decides, where that was measured: no model reduces twice in a row.
+    A way that once stood still, gave up or left the ranks' counters apart, with any message, is in no table. What a reduction
+    adds among other kernels decides, where that was measured: no model reduces twice in a row.
 
     Raises:
         ValueError: nothing of upstream's was measured, so that there is nothing to compare with.
     """
     points = []
-    still = {name for (name, _, _), why in result.missing.items() if why.startswith(STILL)}
+    still = {name for (name, _, _), why in result.missing.items() if why.startswith((STILL, APART, ENDED))}
     for kind in (PLAIN, FUSED):
         for rows in job.rows:
             us = {

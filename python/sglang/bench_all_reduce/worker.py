@@ -55,8 +55,10 @@ class Job:
 
 
 Case = tuple[str, str, int]
-#: How the reason of a figure begins that was given up because a device stood still.
-STILL = "stood still"
+#: How the reason of a figure begins that was given up because a device stood still, or because the ranks no longer
+#: agree on how many calls a channel has made (from then on a rank takes what belongs to another call), or because a
+#: rank gave up in a figure that went on.
+STILL, APART, ENDED = "stood still", "counters differ", "a wait ended by itself"
 #: Of the kernels, in this order: a workspace in which a figure stood still is not used again.
 SPACES = (methods.WORKSPACE, "draft", "eager")
 
@@ -135,8 +137,17 @@ def work(rank: int, job: Job, report: Callable[[str, Result], None]) -> Result:
                     report(f"given up: {result.missing[key]}", result)
                     found = all_methods()
                     continue
-                everyone = exchange.require(f"{key} {turn}", [mine.chain, mine.between], 300.0)
-                _keep(result, key, everyone, {kind: n / job.steps for kind, n in mine.nodes.items()})
+                mine_of = _after(kernels, spaces[0]) if method.variant == "fork" else ["", []]
+                everyone = exchange.require(f"{key} {turn}", [mine.chain, mine.between, *mine_of], 300.0)
+                unsound = _unsound([(words, made) for _, _, words, made in everyone])
+                if unsound:
+                    spaces.pop(0)
+                    result.missing[key] = unsound
+                    report(f"given up: {unsound}", result)
+                    found = all_methods()
+                    continue
+                figures = [each[:2] for each in everyone]
+                _keep(result, key, figures, {kind: n / job.steps for kind, n in mine.nodes.items()})
         result.passes = turn + 1
     report("done", result)
     return result
@@ -163,23 +174,63 @@ def _give_up(kernels: OneShotKernels | None, space: str, exchange: Exchange, key
     """
     counters: list[int] = []
     if kernels is not None and space:
+        # A rank that ended its waits by itself, before this, sends nothing to the others any more.
+        try:
+            kernels.check(space)
+        except OneShotError as error:
+            words = f"before the abort: {error}"
         kernels.abort(space)
     ended = measure.settled()
     if ended and kernels is not None and space:
         try:
             kernels.check(space)
         except OneShotError as error:
-            words = str(error)
-        counters = kernels.counters(space) if hasattr(kernels, "counters") else []
+            words = words if words.startswith("before") else str(error)
+        counters = _made(kernels, space)
     answers = exchange.require(f"{key} stood still", [ended, words, counters], 60.0)
     told = "; ".join(f"rank {rank}: {text}" for rank, (_, text, _) in enumerate(answers))
-    first = answers[0][2]
-    apart = [n for n, value in enumerate(first) if any(each[2][n : n + 1] != [value] for each in answers)]
-    if first:
-        told += f"; counters differ in channels {apart}" if apart else "; all counters agree"
+    if answers[0][2]:
+        told += f"; {_apart([made for _, _, made in answers]) or 'all counters agree'}"
     if not all(done for done, _, _ in answers):
         raise RuntimeError(f"{key} stood still, and a device did not end its work: {told}")
     return f"{STILL} ({told})"
+
+
+def _made(kernels: OneShotKernels | None, space: str) -> list[int]:
+    """How many calls each channel of this rank has made; [] where that cannot be asked. The device must be done."""
+    return kernels.counters(space) if kernels is not None and hasattr(kernels, "counters") else []
+
+
+def _after(kernels: OneShotKernels | None, space: str) -> list[Any]:
+    """What a figure left in a workspace of this rank: the words of a wait that ended by itself, and the counters."""
+    words = ""
+    if kernels is not None:
+        try:
+            kernels.check(space)
+        except OneShotError as error:
+            words = str(error)
+    return [words, _made(kernels, space)]
+
+
+def _unsound(left: list[tuple[str, list[int]]]) -> str:
+    """Why figures mean nothing although every rank has them; "" if they do.
+
+    A workspace that gave up makes every later call short. A channel that exchanged nothing in this shape would show
+    that its counters differ in the next shape only, as a hang.
+    """
+    ended = [f"rank {rank}: {words}" for rank, (words, _) in enumerate(left) if words]
+    return f"{ENDED} ({'; '.join(ended)})" if ended else _apart([made for _, made in left])
+
+
+def _apart(made: list[list[int]]) -> str:
+    """Which channels' counters are not the same on every rank, and what they are; "" if all agree."""
+    longest = max(map(len, made))
+    channels = {n: [each[n] if n < len(each) else None for each in made] for n in range(longest)}
+    found = {n: values for n, values in channels.items() if len(set(values)) > 1}
+    if not found:
+        return ""
+    n, values = next(iter(found.items()))
+    return f"{APART} in channels {list(found)} (channel {n}: {values} by rank)"
 
 
 def _keep(result: Result, key: Case, everyone: list[list[list[float]]], nodes: dict[str, float]) -> None:

@@ -85,7 +85,8 @@ __device__ __forceinline__ bool receive(const PacketCall<RANKS>& call, uint4 (&p
     if ((polls & (kLookPolls - 1u)) == 0u) {
       const uint64_t now = now_ns();
       if (start == 0) start = now;
-      const bool aborted = load_relaxed(&call.control->abort) != 0u;
+      // The host writes 1. A read over PCIe that fails has all bits set, and is no reason to leave a peer waiting.
+      const bool aborted = load_relaxed(&call.control->abort) == 1u;
       // No order is needed for a packet to be seen. But nothing says how soon a relaxed store is seen or a relaxed load
       // looks anew, and after milliseconds a fence costs nothing.
       __threadfence_system();
