@@ -23,7 +23,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 from sglang.bench_verify.commands.slice import numbers
 from sglang.bench_verify.environment import Environment, capture, under_load
 from sglang.bench_verify.progress import await_file
-from sglang.bench_verify.rows import Results, Row
+from sglang.bench_verify.rows import Results, Row, Scalar
 from sglang.bench_verify.slice import plan as plans
 from sglang.bench_verify.slice.derived import profile_row, statistics_cost
 from sglang.bench_verify.slice.engines import EngineError, EngineSpec, Fleet, SliceOptions, stock_topics
@@ -123,7 +123,7 @@ def measure(fleet: Fleet, case: Case, rounds: int, deadline: float, machine: str
 
 
 def with_state(fleet: Fleet, rows: Sequence[Row]) -> list[Row]:
-    """Rows with what their engines say at the end: which path ran, fallbacks by reason, capture times."""
+    """Rows with what their engines say at the end: which path ran, fallbacks by reason, capture times, reductions."""
     states: dict[str, dict[str, Any]] = {}
     for name, engine in fleet.engines.items():
         try:
@@ -138,7 +138,26 @@ def with_state(fleet: Fleet, rows: Sequence[Row]) -> list[Row]:
             counters |= {f"fallback.{path}: {reason}": count for reason, count in reasons.items()}
         counters |= {f"count.{name}": value for name, value in state.get("counters", {}).items()}
         counters |= {f"capture_s.{kind}": value for kind, value in state.get("graph_capture_s", {}).items()}
+        counters |= reductions(state)
         found.append(dataclasses.replace(row, counters=counters))
+    return found
+
+
+def reductions(state: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Who reduced between the ranks of an engine: our launches by graph and method, or why stock did it all.
+
+    A launch in a graph is counted once, when it is captured; ``count.verify_graph_steps`` counts replays.
+    """
+    found: dict[str, Scalar] = {}
+    for group, entry in state.get("all_reduce", {}).items():
+        if not entry["ours"]:
+            found[f"all_reduce.{group} stock"] = entry["reason"]
+            continue
+        found |= {f"all_reduce.{group} {place}": count for place, count in entry["launches"].items()}
+        lines = dict(entry["lines"])
+        found |= {
+            f"all_reduce.{group} {name}": lines[name] for name in ("table", "plain", "fused") if name in lines
+        }
     return found
 
 
@@ -220,6 +239,15 @@ class Run:
 def run_fleet(fleet: Fleet, plan: Sequence[Case], args: argparse.Namespace, folder: Path, run: Run) -> None:
     """Measure and profile the engines that are up; rows, profiles and failures go to ``run``."""
     warm_up(fleet)
+    for name, engine in fleet.engines.items():
+        # Early, so that a run cut short has said it: graphs are captured by now.
+        try:
+            said = reductions(engine.state())
+        except EngineError as error:
+            fleet.failures[f"state of {name}"] = str(error)
+            continue
+        for what, value in said.items():
+            print(f"{name:24} {what}: {value}", flush=True)
     deadline = time.monotonic() + args.seconds
     rows: list[Row] = []
     with under_load(run.environments[0]):
@@ -228,7 +256,7 @@ def run_fleet(fleet: Fleet, plan: Sequence[Case], args: argparse.Namespace, fold
             if args.one_at_a_time:
                 found = [dataclasses.replace(r, note="; ".join(filter(None, (r.note, APART)))) for r in found]
             rows += found
-            run.save(rows)
+            run.save(with_state(fleet, rows))
     run.rows += with_state(fleet, rows)
     run.save()
     if args.profile_context:

@@ -156,3 +156,27 @@ def test_a_run_cut_short_leaves_what_was_measured(
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert [row["case"]["engine"] for row in rows] == ["fork-decode"] * 2
     assert {row["note"] for row in rows} == {bench.APART}
+
+
+def test_rows_say_who_reduced(bench: ModuleType) -> None:
+    ours = {
+        "ours": True,
+        "reason": "",
+        "launches": {"target fused packets": 24, "draft plain packets": 4},
+        "lines": [
+            ["kernels", "x"],
+            ["table", "measured here"],
+            ["plain", "packets up to 86016 bytes, stock above"],
+        ],
+    }
+    assert bench.reductions({"all_reduce": {"tp:0": ours}}) == {
+        "all_reduce.tp:0 target fused packets": 24,
+        "all_reduce.tp:0 draft plain packets": 4,
+        "all_reduce.tp:0 table": "measured here",
+        "all_reduce.tp:0 plain": "packets up to 86016 bytes, stock above",
+    }
+    stock = {"ours": False, "reason": "the table leaves all to stock", "launches": {}, "lines": []}
+    assert bench.reductions({"all_reduce": {"tp:0": stock}}) == {
+        "all_reduce.tp:0 stock": "the table leaves all to stock"
+    }
+    assert bench.reductions({}) == {}  # one rank, or upstream's engines

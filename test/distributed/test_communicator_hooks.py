@@ -89,6 +89,9 @@ def plain(rank: int, size: int, folder: Path) -> list[Any]:
     before = sum(calls.values())
     assert torch.equal(group.all_reduce(shifted), stock(group, shifted.clone()))
     assert sum(calls.values()) == before + 1
+    launches = group._one_shot_communicator.launches()
+    assert sum(launches.values()) == sum(calls.values())
+    assert {place.rpartition(" ")[0] for place in launches} == {"eager plain"}
     assert {name for _, name in calls} == {
         "one-shot" if os.environ["SGLANG_FORK_ALL_REDUCE_PROTOCOL"] == "auto" else "packets"
     }
@@ -414,6 +417,7 @@ def test_the_servers_state_names_every_group(monkeypatch: pytest.MonkeyPatch) ->
     json.dumps(found)
     assert found["mine"] == 1
     assert found["one_shot_all_reduce"]["tp:0"]["ours"] is False
+    assert found["one_shot_all_reduce"]["tp:0"]["launches"] == {}
     assert "no GPU" in found["one_shot_all_reduce"]["tp:0"]["lines"][0][1]
 
 

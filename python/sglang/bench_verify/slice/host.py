@@ -130,12 +130,17 @@ def profile(
 
 
 def state(engine: Any) -> dict[str, Any]:
-    """What the scheduler says about itself: topics, fallbacks, counters, graph capture times, ranks, the switch."""
+    """What the scheduler says about itself: topics, fallbacks, counters, graph capture times, ranks, the switch.
+
+    ``all_reduce`` is who reduces between ranks: by group ``ours``, ``reason``, ``launches`` and ``lines``.
+    """
     info = engine.get_server_info()
     states = info.get("internal_states") or [{}]
     found: dict[str, Any] = dict(states[0].get("spec_stats") or {})
     if "speculative_auto" in states[0]:
         found["speculative_auto"] = states[0]["speculative_auto"]
+    if "one_shot_all_reduce" in states[0]:
+        found["all_reduce"] = states[0]["one_shot_all_reduce"]
     return found
 
 

@@ -40,6 +40,7 @@ class Communicator:
         device: of this rank's tensors.
         wait_s: longest wait of an eager launch for a peer in seconds; captured launches wait until aborted.
         calls: launches by kind and method, replays not included.
+        places: the same by workspace, kind and method: what a graph of the target or the draft holds.
     """
 
     kernels: OneShotKernels
@@ -47,6 +48,7 @@ class Communicator:
     device: torch.device
     wait_s: float = 300.0
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    places: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _choices: dict[_Shape, Choice] = field(default_factory=dict)
     _hidden: int = 0
 
@@ -87,8 +89,7 @@ class Communicator:
         """
         hidden = x.shape[-1]
         choice = self.choose(PLAIN, x.numel() // hidden, hidden, x.dtype)
-        self.calls[PLAIN, choice.method] += 1
-        workspace = capture.workspace(self.device)
+        workspace = self._count(PLAIN, choice.method)
         return self.kernels.all_reduce(
             gate.aligned(x), workspace=workspace, variant=_variant(choice), limit_s=self._limit(workspace)
         )
@@ -127,8 +128,7 @@ class Communicator:
             PeerTimeout: as in ``all_reduce``.
         """
         choice = self.choose(FUSED, x.shape[0], x.shape[1], x.dtype)
-        self.calls[FUSED, choice.method] += 1
-        workspace = capture.workspace(self.device)
+        workspace = self._count(FUSED, choice.method)
         return self.kernels.all_reduce_rms_norm(
             gate.aligned(x),
             gate.aligned(residual),
@@ -138,6 +138,17 @@ class Communicator:
             variant=_variant(choice),
             limit_s=self._limit(workspace),
         )
+
+    def _count(self, kind: str, method: str) -> str:
+        """Count a launch made now, and name its workspace."""
+        workspace = capture.workspace(self.device)
+        self.calls[kind, method] += 1
+        self.places[workspace, kind, method] += 1
+        return workspace
+
+    def launches(self) -> dict[str, int]:
+        """Launches so far as JSON: ``"target fused packets": 24``, where a replay of a graph counts for nothing."""
+        return {" ".join(place): count for place, count in sorted(self.places.items())}
 
     def _limit(self, workspace: str) -> float:
         # A captured limit would end a replay that waits for a rank compiling a kernel: there the watch decides.

@@ -294,6 +294,7 @@ def internal_state(original: Callable[..., Any], self: Any, *args: Any, **kwargs
         name: {
             "ours": state.communicator is not None,
             "reason": state.reason,
+            "launches": state.communicator.launches() if state.communicator is not None else {},
             "lines": [list(line) for line in state.describe()],
         }
         for name, state in states.items()
