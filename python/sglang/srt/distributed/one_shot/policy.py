@@ -169,6 +169,7 @@ def shipped(key: Key) -> Table:
     by_ranks = _BY_LINK.get(key.link)
     if by_ranks is None:
         why = {
+            # Packets beat upstream's custom all-reduce on two H200; its multicast and FlashInfer's fused form were not there.
             "NV": "upstream has kernels for NVLink; measure this machine to let ours take over",
             "same": "several ranks on one GPU are no serving set-up",
             "cpu": "a processor has no such kernel",
