@@ -43,6 +43,8 @@ def library(variant: Variant | WarpgroupVariant, old: str = "", new: str = "") -
     )  # fmt: skip
     loaded = ctypes.CDLL(str(target))
     loaded.launch.restype = ctypes.c_char_p
+    if getattr(variant, "listed", False):
+        loaded.lay_out.restype = ctypes.c_char_p
     return loaded
 
 
@@ -77,6 +79,24 @@ class EmulatedKernel(_Emulated):
 class EmulatedWarpgroup(_Emulated):
     """Stands in for ``WarpgroupKernels``."""
 
+    before_list: Callable[[], None] | None = None
+    """What the kernel in front of the next work list still has to do."""
+
+    def __init__(self, variant: WarpgroupVariant, old: str = "", new: str = "") -> None:
+        super().__init__(variant, old, new)
+        self.variant = variant
+        self.lists = 0
+
     def launch(self, split: Params, merge: Params, items: int, batch: int, stream: int) -> None:
         """Run both grids to their end."""
-        self._run(ctypes.byref(split), ctypes.byref(merge), items, batch)
+        columns = self.variant.merge_columns(batch)
+        self._run(ctypes.byref(split), ctypes.byref(merge), items, columns, batch)
+
+    def lay_out(self, params: Params, items: int, stream: int) -> None:
+        """Write a work list, which the next split sees once it waits."""
+        self.lists += 1
+        kind = ctypes.CFUNCTYPE(None)
+        callback: Any = kind(self.before_list) if self.before_list is not None else kind()
+        message = self.library.lay_out(ctypes.byref(params), items, callback)
+        if message:
+            raise DeviceError(message.decode())

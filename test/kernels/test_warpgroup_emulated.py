@@ -163,8 +163,8 @@ BREAKS = (
     ("weights without a new maximum", "!warpgroup_any(larger)", "warpgroup_any(larger) || true"),
     (
         "the merge does not wait",
-        "STAMP(LENGTHS_READ);\n  wait_for_previous_kernel();",
-        "STAMP(LENGTHS_READ);",
+        "wait_for_previous_kernel();\n  STAMP(WAIT_OVER);\n  const int tid",
+        "const int tid",
     ),
 )
 MORE_BREAKS = (

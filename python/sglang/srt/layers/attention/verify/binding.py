@@ -11,6 +11,8 @@ from sglang.fork import counters, fallbacks
 from sglang.srt.layers.attention.verify.admission import Admission, AttentionRequest, Kind, admit
 from sglang.srt.layers.attention.verify.calls import Call, Refusal
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan, make_plan, traits_of
+from sglang.srt.layers.attention.verify.table import listing_pays
+from sglang.srt.layers.attention.verify.work_list import PassList
 from sglang.srt.layers.attention.verify.workspace import Needs, VerifyWorkspace
 
 TOPIC = "verify-attention"
@@ -120,7 +122,8 @@ class Binding:
     """State of one ``TritonAttnBackend``; its methods decide, count and remember, and launch nothing.
 
     ``refusal`` holds what makes every call of this backend stay on the stock path (None: served). ``current``
-    is the call that upstream's forward method is making right now, as the replaced kernels see it.
+    is the call that upstream's forward method is making right now, as the replaced kernels see it. ``work`` is what the
+    calls of the forward pass that is under way have in common.
     """
 
     traits: DeviceTraits | None
@@ -130,6 +133,8 @@ class Binding:
     req_to_token: torch.Tensor
     scratch: Scratch
     shape: HeadShape | None = None
+    layers: int = 0
+    work: PassList = field(default_factory=PassList)
     draft_step: int | None = None
     current: Call | None = None
     served: bool = False
@@ -147,6 +152,13 @@ class Binding:
                 plan = make_plan(request, self.traits, self.max_context)
             found = self.decisions[request] = (admission, plan)
         return found
+
+    def work_for(self, mode: str) -> PassList | None:
+        """Where calls of ``mode`` keep their work list; None where each finds its work itself.
+
+        Draft steps do: their lengths are positions that advance in place from step to step.
+        """
+        return self.work if mode != "draft_decode" and listing_pays(self.layers) else None
 
     def plans_for(self, batches: Iterable[int], widths: Iterable[int]) -> list[SplitPlan]:
         """Plans of the ordinary layer at these batch sizes and query widths, to size the scratch with."""

@@ -94,7 +94,15 @@ def serve(
     scale = sm_scale or shape.qk_dim**-0.5
     if shape.kind == "mla":
         mla_attention(
-            q, k_pool, out, call.context, plan=plan, workspace=workspace, sm_scale=scale, k_scale=k_scale
+            q,
+            k_pool,
+            out,
+            call.context,
+            plan=plan,
+            workspace=workspace,
+            sm_scale=scale,
+            k_scale=k_scale,
+            work=binding.work_for(call.mode),
         )
     else:
         gqa_attention(

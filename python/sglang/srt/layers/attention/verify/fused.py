@@ -16,7 +16,7 @@ from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 LOG2_E = 1.4426950408889634
 
 # Bits of Params.flags, as in fused_work.cuh.
-LENS_WIDE, REQUESTS_WIDE, SLOTS_WIDE, INCLUDE_NEW, HAS_TABLE, HAS_LSE = 1, 2, 4, 8, 16, 32
+LENS_WIDE, REQUESTS_WIDE, SLOTS_WIDE, INCLUDE_NEW, HAS_TABLE, HAS_LSE, FRESH_LIST = 1, 2, 4, 8, 16, 32, 64
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def arguments(
         _address(context.req_pool_indices),
         _address(slots),
         _address(context.kv_indptr),
+        None,
         0 if table is None else table.stride(0),
         call.q.stride(0) * call.q.element_size(),
         call.q.stride(1) * call.q.element_size(),
@@ -126,6 +127,8 @@ def checked(call: FusedCall, path: str) -> FusedCall:
     """
     if not _aligned(call.latent, 1) or call.out.data_ptr() % 16:
         raise ValueError("cache rows and the output must start at multiples of 16 bytes")
+    if call.latent.stride(0) * call.latent.element_size() >= 2**31:
+        raise ValueError("two cache rows must not lie 2 GiB or more apart")
     indptr = call.context.kv_indptr
     if indptr is not None and indptr.dtype != torch.int32:
         raise ValueError(f"kv_indptr is {indptr.dtype}, needs int32")

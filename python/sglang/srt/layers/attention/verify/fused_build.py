@@ -26,8 +26,8 @@ FUSED = tuple(
 WARPGROUP = tuple(
     _HERE / name
     for name in (
-        "warpgroup.cu", "warpgroup_device.cuh", "warpgroup_merge.cuh", "warpgroup_split.cuh",
-        "fused_device.cuh", "fused_work.cuh",
+        "warpgroup.cu", "warpgroup_device.cuh", "warpgroup_list.cuh", "warpgroup_merge.cuh",
+        "warpgroup_split.cuh", "fused_device.cuh", "fused_work.cuh",
     )
 )  # fmt: skip
 CACHE_VARIABLE = "SGLANG_FORK_KERNEL_CACHE"
@@ -37,6 +37,10 @@ SHARED_LIMIT = {(9, 0): 232_448, (10, 0): 232_448, (10, 3): 232_448, (12, 0): 10
 
 # Of the kernels in ``warpgroup.cu``: keys in the ring, threads of a split and of a merge block, packets that the latter adds up.
 WARPGROUP_RING, WARPGROUP_THREADS, WARPGROUP_MERGE_THREADS, WARPGROUP_PACKETS = 128, 256, 256, 16
+# Stages of keys under way at once, and words of a work item in the list of a forward pass.
+WARPGROUP_PACE, WARPGROUP_LINE = 2, 160
+# From this batch on the merge has a quarter of its blocks: requests have so few splits that most would have nothing to do.
+WARPGROUP_FEWER_FROM, WARPGROUP_FEWER = 8, 4
 
 
 class BuildError(RuntimeError):
@@ -85,11 +89,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class WarpgroupVariant:
-    """Compile-time choices of ``warpgroup.cu``: row tiles of 8, fp16 instead of bf16, time stamps."""
+    """Compile-time choices of ``warpgroup.cu``: row tiles of 8, fp16 instead of bf16, time stamps.
+
+    ``listed``: split and merge read the work list of a forward pass, which a third kernel writes. ``pace_early``: stages of
+    keys under way at once until the queries are there.
+    """
 
     row_tiles: int
     half: bool
     traced: bool = False
+    listed: bool = False
+    pace_early: int = WARPGROUP_PACE
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -98,12 +108,20 @@ class WarpgroupVariant:
 
     def options(self, arch: str) -> tuple[str, ...]:
         """Options of the run-time compiler for ``arch`` ("sm_90a")."""
-        return _options(arch, self.traced, NT=self.row_tiles, HALF=int(self.half))
+        return _options(
+            arch,
+            self.traced,
+            NT=self.row_tiles,
+            HALF=int(self.half),
+            LISTED=int(self.listed),
+            PACE_EARLY=self.pace_early,
+        )
 
     def shared_bytes(self) -> int:
         """Shared memory of a split block: ring, queries, probabilities twice, rows, barriers."""
         rows = 8 * self.row_tiles
-        return WARPGROUP_RING * 1152 + rows * (1152 + 2 * 64 * 2 + 2 * 4 * 4) + 16 * 4
+        barriers = 16 * (4 + (self.pace_early < WARPGROUP_PACE))
+        return WARPGROUP_RING * 1152 + rows * (1152 + 2 * 64 * 2 + 2 * 4 * 4) + barriers
 
     def merge_bytes(self) -> int:
         """Shared memory of a merge block: sums of its threads, maxima and sums of weights of rows."""
@@ -118,6 +136,10 @@ class WarpgroupVariant:
     def merge_blocks(self) -> int:
         """Merge blocks a request."""
         return self.split_packets // WARPGROUP_PACKETS
+
+    def merge_columns(self, batch: int) -> int:
+        """How many of them a launch has for each request of ``batch``; they do the work of all."""
+        return self.merge_blocks // (WARPGROUP_FEWER if batch >= WARPGROUP_FEWER_FROM else 1)
 
 
 def deepest(row_tiles: int, half: bool, fp8: bool, capability: tuple[int, int]) -> Variant | None:

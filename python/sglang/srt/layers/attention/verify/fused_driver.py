@@ -14,6 +14,7 @@ import torch
 from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify.fused_build import (
     WARPGROUP_MERGE_THREADS,
+    WARPGROUP_RING,
     WARPGROUP_THREADS,
     BuildError,
     Variant,
@@ -35,7 +36,7 @@ class Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "latent", "out", "lse", "packets", "headers")),
-        *((name, ctypes.c_void_p) for name in ("lens", "requests", "slots", "indptr")),
+        *((name, ctypes.c_void_p) for name in ("lens", "requests", "slots", "indptr", "list")),
         *((f"stride_{name}", ctypes.c_longlong) for name in ("table", "token", "head", "slot")),
         ("score_scale", ctypes.c_float),
         ("value_scale", ctypes.c_float),
@@ -132,7 +133,7 @@ class FusedKernel:
 
 
 class WarpgroupKernels:
-    """One variant of ``warpgroup.cu`` in the current CUDA context: split and merge."""
+    """One variant of ``warpgroup.cu`` in the current CUDA context: split and merge, and the work list if it reads one."""
 
     def __init__(self, variant: WarpgroupVariant, arch: str) -> None:
         """Compile or fetch, and load. Raises BuildError."""
@@ -140,12 +141,39 @@ class WarpgroupKernels:
         self._loaded = Loaded(variant, arch)
         self._split = self._loaded.entry(b"verify_split", variant.shared_bytes())
         self._merge = self._loaded.entry(b"verify_merge", variant.merge_bytes())
+        self._list = self._loaded.entry(b"verify_list", 0) if variant.listed else None
+
+    def lay_out(self, params: Params, items: int, stream: int) -> None:
+        """Write a work list on ``stream``, in front of the split that has ``FRESH_LIST``."""
+        assert self._list is not None
+        self._loaded.run(self._list, params, (items, 1), WARPGROUP_RING, 0, stream)
 
     def launch(self, split: Params, merge: Params, items: int, batch: int, stream: int) -> None:
         """Launch both on ``stream``; their arguments differ in where time stamps go."""
         run, v = self._loaded.run, self.variant
         run(self._split, split, (items, 1), WARPGROUP_THREADS, v.shared_bytes(), stream)
-        run(self._merge, merge, (v.merge_blocks, batch), WARPGROUP_MERGE_THREADS, v.merge_bytes(), stream)
+        columns = v.merge_columns(batch)
+        run(self._merge, merge, (columns, batch), WARPGROUP_MERGE_THREADS, v.merge_bytes(), stream)
+
+
+def capture_of(stream: int) -> int | None:
+    """Which capture of a graph ``stream`` is in: 0 for none. None, counted as a fallback, if the driver does not say."""
+    ask = _capture_info()
+    status, number = ctypes.c_int(), ctypes.c_ulonglong()
+    if ask is None or ask(
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
+    ):
+        fallbacks.record(WARPGROUP_PATH, "no work list: the driver does not say which graph is being captured")
+        return None
+    return number.value if status.value else 0
+
+
+@functools.cache
+def _capture_info() -> Any:
+    try:
+        return getattr(ctypes.CDLL("libcuda.so.1"), "cuStreamGetCaptureInfo_v2", None)
+    except OSError:
+        return None
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 // before it what THREADS, STAGES, PRODUCERS and CONSUMERS are, and behind it a block's number.
 #pragma once
 
-enum Flags { LENS_WIDE = 1, REQ_WIDE = 2, SLOTS_WIDE = 4, INCLUDE_NEW = 8, HAS_TABLE = 16, HAS_LSE = 32 };
+enum Flags { LENS_WIDE = 1, REQ_WIDE = 2, SLOTS_WIDE = 4, INCLUDE_NEW = 8, HAS_TABLE = 16, HAS_LSE = 32, FRESH_LIST = 64 };
 
 struct Params {
   const char* q;
@@ -17,6 +17,7 @@ struct Params {
   const void* requests;
   const void* slots;
   const int* indptr;
+  u32* list;           // warpgroup: the work list of a forward pass (warpgroup_list.cuh), or nothing
   i64 stride_table;    // elements
   i64 stride_token;    // bytes
   i64 stride_head;     // bytes

@@ -95,6 +95,7 @@ def init_backend(original: Original, backend: Any, model_runner: Any, *args: Any
         req_to_token=backend.req_to_token,
         scratch=Scratch(backend.device),
         shape=_head_shape(backend, model_runner) if known is not None else None,
+        layers=int(getattr(model_runner.token_to_kv_pool, "layer_num", 0)),
     )
     setattr(backend, ATTRIBUTE, binding)
     backend.extend_attention_fwd = _opaque(extend_kernel(binding, backend.extend_attention_fwd))
@@ -135,6 +136,7 @@ def init_metadata(original: Original, backend: Any, forward_batch: Any, *args: A
     binding = binding_of(backend)
     if binding is not None:
         binding.capturing = None
+        binding.work.begin()
     return original(backend, forward_batch, *args, **kwargs)
 
 
@@ -145,6 +147,7 @@ def init_metadata_out_graph(
     binding = binding_of(backend)
     if binding is not None:
         binding.capturing = None
+        binding.work.begin()
         mode = mode_of(forward_batch.forward_mode, forward_batch.spec_info)
         if in_capture and mode is not None:
             binding.begin_capture(mode, int(forward_batch.batch_size))
@@ -185,6 +188,7 @@ def _attend(
             binding.refuse(call)
         return original(backend, q, k, v, layer, forward_batch, *args, **kw)
     binding.current = call
+    binding.work.enter(int(getattr(layer, "layer_id", -1)), forward_batch)
     try:
         result = original(backend, q, k, v, layer, forward_batch, *args, **kw)
         if binding.current is not None:

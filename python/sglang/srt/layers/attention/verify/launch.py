@@ -14,6 +14,7 @@ from sglang.srt.layers.attention.verify.plain import attend_plain
 from sglang.srt.layers.attention.verify.plan import SplitPlan
 from sglang.srt.layers.attention.verify.split import split_kernel
 from sglang.srt.layers.attention.verify.warpgroup import attend_warpgroup
+from sglang.srt.layers.attention.verify.work_list import PassList
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 
@@ -211,8 +212,12 @@ def attend(
     k_scale: float,
     v_scale: float,
     logit_cap: float,
+    work: PassList | None = None,
 ) -> None:
-    """Check, then launch split and merge on the current stream."""
+    """Check, then launch split and merge on the current stream.
+
+    ``work``: the work list of the forward pass that the call is part of, for kernels that read one.
+    """
     r = plan.request
     check_operands(plan, x)
     context.check(r.batch, r.tokens)
@@ -235,7 +240,7 @@ def attend(
         if plan.tile.kernel == "fused":
             attend_fused(call)
         else:
-            attend_warpgroup(call, stamps[1])
+            attend_warpgroup(call, stamps[1], work)
         return
 
     table = context.req_to_token if context.req_to_token is not None else context.kv_indices

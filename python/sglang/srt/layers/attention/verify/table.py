@@ -28,7 +28,8 @@ FORMS: dict[Kernel, str] = {
 class Tile:
     """Shape of one program: ``block_n`` keys by ``block_r`` query rows, and how the compiler lays it out.
 
-    ``max_registers`` (a thread, 0 for the compiler's choice) leaves room for merge blocks on the same SM.
+    ``max_registers`` (a thread, 0 for the compiler's choice) leaves room for merge blocks on the same SM. ``pace_early``
+    (launches in CUDA C++, 0 for the kernel's choice): stages of keys under way until the queries are there.
     """
 
     kernel: Kernel
@@ -37,6 +38,7 @@ class Tile:
     num_warps: int
     num_stages: int
     max_registers: int = 0
+    pace_early: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,15 @@ def warpgroup_pays(batch: int) -> bool:
 def warpgroup_tile(rows: int) -> Tile:
     """Tile of the two launches in CUDA C++: 64 keys by whole groups of eight rows, a ring of four half tiles."""
     return Tile("warpgroup", 64, -(-rows // 8) * 8, 8, 4)
+
+
+# A work list a forward pass costs a launch, and each layer then starts by less than a microsecond sooner.
+LISTED_LAYERS = 4
+
+
+def listing_pays(layers: int) -> bool:
+    """Does a model of so many layers gain from a work list for all of them?"""
+    return layers >= LISTED_LAYERS
 
 
 def fused_tile(rows: int, stages: int) -> Tile:

@@ -5,8 +5,10 @@
 // the matrix instructions want, a warpgroup multiplies: S^T[keys, rows] = K Q^T, O^T[dims, rows] = V^T P^T, both from the same
 // tile. What it has goes out as its threads hold it, 16 bytes a thread, side by side: nothing is turned.
 // `verify_merge`: adds the blocks of a request, in an order that never changes, and puts values where they belong.
+// `verify_list`: in front of a forward pass' first split, writes down what every block of every layer would find out for itself.
 //
-// Compile-time: NT (row tiles of 8), HALF (0: bf16, 1: fp16). No headers: the run-time compiler has none.
+// Compile-time: NT (row tiles of 8), HALF (0: bf16, 1: fp16), LISTED (split and merge read such a list), PACE_EARLY (below). No
+// headers: the run-time compiler has none.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -19,6 +21,9 @@ typedef unsigned long long u64;
 #ifndef HALF
 #define HALF 0
 #endif
+#ifndef LISTED
+#define LISTED 0
+#endif
 #define FP8 0
 
 constexpr int KEYS = 64;             // keys a tile
@@ -26,6 +31,11 @@ constexpr int STAGES = 4, STAGE_KEYS = 32;  // halves of two tiles
 // Stages under way at once. More stand in a queue, in which whatever this multiprocessor loads and stores stands as well: the
 // queries, and the last call's results on their way out.
 constexpr int PACE = 2;
+// As many until the queries are there.
+#ifndef PACE_EARLY
+#define PACE_EARLY 2
+#endif
+static_assert(PACE_EARLY >= 1 && PACE_EARLY <= PACE && PACE == 2);
 constexpr int CONSUMERS = 4;         // warps that multiply: a warpgroup
 constexpr int PRODUCERS = 4;         // warps that copy
 constexpr int THREADS = 32 * (CONSUMERS + PRODUCERS);
@@ -45,13 +55,16 @@ constexpr int AT_P = AT_QUERIES + BLOCKS * Q_BLOCK_BYTES;
 constexpr int P_BYTES = ROWS8 * KEYS * 2;
 constexpr int AT_ROWS = AT_P + 2 * P_BYTES;
 constexpr int AT_BARRIER = AT_ROWS + 2 * ROWS8 * CONSUMERS * 4;
-constexpr int SHARED_BYTES = AT_BARRIER + 16 * STAGES;
+constexpr int AT_QUERIES_THERE = AT_BARRIER + 16 * STAGES;
+constexpr int SHARED_BYTES = AT_QUERIES_THERE + (PACE_EARLY < PACE ? 16 : 0);
 
 // The merge: a block adds up PACKETS packets of every split of a request, GROUPS threads each.
 constexpr int MERGE_THREADS = 256, PACKETS = 16, GROUPS = MERGE_THREADS / PACKETS;
 constexpr int MERGE_BLOCKS = SPLIT_PACKETS / PACKETS;  // a request
 // Where a request has at most so many blocks, one of so many merge blocks does the work of all.
 constexpr int FEW = 16, FEW_FOLD = 4, FEWEST = 8, FEWEST_FOLD = 16;
+
+constexpr int LIST_THREADS = STAGES * STAGE_KEYS;  // of a block of the work list: one a slot
 
 #include "fused_work.cuh"
 #include "warpgroup_device.cuh"
@@ -61,40 +74,94 @@ DEVICE u32 block_number() { return block_row() * MERGE_BLOCKS + block_id(); }
 
 #include "warpgroup_split.cuh"
 #include "warpgroup_merge.cuh"
+#include "warpgroup_list.cuh"
 
 KERNEL_SPLIT void verify_split(const __grid_constant__ Params p) {
   SHARED_BASE();
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31, item = block_id();
+#if LISTED
+  // The kernel in front wrote the list. Waiting comes before letting others start: what starts from here on finds it written.
+  if (p.flags & FRESH_LIST) wait_for_previous_kernel();
+#endif
   let_next_kernel_start();
   STAMP_BEGIN();
+#if PACE_EARLY < 2
+  if (tid == 0) barrier_init(sm + AT_QUERIES_THERE, 1);
+#endif
+#if LISTED
+  // All of it is asked for at once; the ring and the copies' places are made ready meanwhile.
+  const Entry e = read_entry(p, item);
+#endif
   init_ring(sm + AT_BARRIER, tid);
+#if !LISTED
   const Work w = find_work(p, item, lane);
   STAMP(LENGTHS_READ);
-  __syncthreads();
-  // Requests without keys have no block of their own: block i writes the zeros of request i.
-  const bool padding = item < p.batch && request_length(p, item) == 0;
+#endif
   if (warp >= CONSUMERS) {
-    if (w.request >= 0) produce(p, w, sm, warp - CONSUMERS, lane);
+    const int copier = tid - 32 * CONSUMERS;
+#if LISTED
+    const int slot = read_slot(p, item, copier);
+#endif
+    const Places my = places(p, sm, copier);
+    __syncthreads();
+#if LISTED
+    const Work w = work_of(e);
+#else
+    const int slot = first_slot(p, w, copier);
+#endif
+    produce(p, w, sm, lane, slot, my);
     // Every block waits, also one without work: the end of this grid stands for the end of those before it.
     wait_for_previous_kernel();
-  } else if (w.request >= 0) consume(p, w, sm, tid, item);
-  else wait_for_previous_kernel();
+  } else {
+    __syncthreads();
+#if LISTED
+    const Work w = work_of(e);
+    if (w.request >= -1) STAMP(LENGTHS_READ);
+#endif
+    if (w.request >= 0) consume(p, w, sm, tid, item);
+    else wait_for_previous_kernel();
+  }
+  // Requests without keys have no block of their own: block i writes the zeros of request i.
+#if LISTED
+  const bool padding = e.is_padding();
+#else
+  const bool padding = item < p.batch && request_length(p, item) == 0;
+#endif
   if (padding) write_padding(p, tid, item);
+#if LISTED
+  STAMP_END((int)(e.keys.z - e.keys.y));
+#else
   STAMP_END(w.hi - w.lo);
+#endif
 }
 
-// Grid (MERGE_BLOCKS, batch).
+// Grid (MERGE_BLOCKS or fewer, batch).
 KERNEL_MERGE void verify_merge(const __grid_constant__ Params p) {
   SHARED_BASE();
   let_next_kernel_start();
   STAMP_BEGIN();
+#if LISTED
+  const Share s = read_share(p, block_row());
+  if (s.count >= 0) STAMP(LENGTHS_READ);
+#else
   const Share s = find_share(p, block_row(), threadIdx.x & 31);
   STAMP(LENGTHS_READ);
+#endif
   wait_for_previous_kernel();
   STAMP(WAIT_OVER);
-  const int tid = threadIdx.x, mine = block_id();
-  if (s.count > FEW) merge<1, 132>(p, s, sm, tid, block_row(), mine);  // the multiprocessors of an H200
-  else if (s.count > FEWEST) merge<FEW_FOLD, FEW>(p, s, sm, tid, block_row(), mine);
-  else if (s.count > 1) merge<FEWEST_FOLD, FEWEST>(p, s, sm, tid, block_row(), mine);
+  const int tid = threadIdx.x;
+  if (s.count > FEW) merge_all<1, 132>(p, s, sm, tid, block_row());  // the multiprocessors of an H200
+  else if (s.count > FEWEST) merge_all<FEW_FOLD, FEW>(p, s, sm, tid, block_row());
+  else if (s.count > 1) merge_all<FEWEST_FOLD, FEWEST>(p, s, sm, tid, block_row());
   STAMP_END(s.count);
 }
+
+#if LISTED
+// Grid: as the split's.
+KERNEL_LIST void verify_list(const __grid_constant__ Params p) {
+  // Lengths may be of the kernel in front, and what reads an older list in this one's place is over behind it. No other kernel is let
+  // start: the split behind this one waits before it lets any.
+  wait_for_previous_kernel();
+  write_list(p, block_id(), threadIdx.x);
+}
+#endif

@@ -5,7 +5,9 @@
 // Registers that leave room for a block of the merge beside one of the split, if 32 rows need not more.
 #define KERNEL_SPLIT extern "C" __global__ __maxnreg__(NT > 3 ? 208 : 168)
 #define KERNEL_MERGE extern "C" __global__ __maxnreg__(88)
+#define KERNEL_LIST extern "C" __global__ __launch_bounds__(LIST_THREADS)
 DEVICE u32 block_row() { return blockIdx.y; }
+DEVICE u32 block_columns() { return gridDim.x; }
 DEVICE void warpgroup_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 // The same, and whether any of its threads says so. The vote tells the compiler that a warp's threads hold the same, as
 // addresses of operands need it: without, it moves each one out of every thread's registers.
@@ -25,6 +27,21 @@ DEVICE void copy16_or_zero(u32 to, const char* from, bool there) {
 DEVICE uint4 global_u32x4(const u32* a) {
   uint4 x;
   asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(a) : "memory");
+  return x;
+}
+DEVICE void global_put_u32x4(u32* a, uint4 x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(a), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+DEVICE u32 global_u32(const u32* a) { u32 x; asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(x) : "l"(a) : "memory"); return x; }
+DEVICE uint2 global_u32x2(const u32* a) {
+  uint2 x;
+  asm volatile("ld.global.cg.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(a) : "memory");
+  return x;
+}
+// Whether a barrier has turned that often, without waiting for it.
+DEVICE bool barrier_passed(u32 a, u32 parity) {
+  int x;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(x) : "r"(a), "r"(parity) : "memory");
   return x;
 }
 DEVICE float inverse(float f) { float x; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(f)); return x; }

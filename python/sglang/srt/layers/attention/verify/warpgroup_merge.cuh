@@ -30,7 +30,6 @@ constexpr int MERGE_BYTES = AT_MAXIMA + MERGE_THREADS / 8 * 16;
 // GROUPS / FOLD threads a packet. Every thread has all its loads under way at once for up to MOST blocks.
 template <int FOLD, int MOST>
 DEVICE void merge(const Params& p, const Share& s, u32 sm, int tid, int b, int block) {
-  if (block % FOLD != 0) return;
   const int mine = block + tid / PACKETS % FOLD;
   constexpr int SIZE = PACKETS * FOLD, COUNT = GROUPS / FOLD;
   constexpr int BATCH = (MOST + COUNT - 1) / COUNT;
@@ -110,5 +109,14 @@ DEVICE void merge(const Params& p, const Share& s, u32 sm, int tid, int b, int b
       // Dim 0 stands for its row.
       if ((p.flags & HAS_LSE) && dim == 0) p.lse[(i64)b * rows + row] = (norm > 0.f ? top + log2_of(norm) : -__int_as_float(0x7f800000)) * LN2;
     }
+  }
+}
+
+// All that request b needs, between the blocks of its row of the grid: one each, or several where the grid has fewer.
+template <int FOLD, int MOST>
+DEVICE void merge_all(const Params& p, const Share& s, u32 sm, int tid, int b) {
+  for (int block = block_id() * FOLD; block < MERGE_BLOCKS; block += block_columns() * FOLD) {
+    if (block >= (int)block_columns() * FOLD) __syncthreads();  // the last one's sums are read
+    merge<FOLD, MOST>(p, s, sm, tid, b, block);
   }
 }

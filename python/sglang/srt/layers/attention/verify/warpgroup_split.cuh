@@ -6,54 +6,76 @@ DEVICE u32 piece(int row, int chunk, int block_bytes) {
   return (chunk >> 3) * block_bytes + row * 128 + (((chunk ^ row) & 7) << 4);
 }
 
+constexpr int MINE = STAGE_KEYS / PRODUCERS;  // rows of a stage that a warp copies, four at a time
+static_assert(32 * PRODUCERS == STAGES * STAGE_KEYS && MINE * STAGES == 32);
+
+// Which of the keys in a full ring a copying thread has the slot of: row lane % 8 of its warp's, of stage lane / 8.
+DEVICE int key_of(int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  return lane / MINE * STAGE_KEYS + warp * MINE + lane % MINE;
+}
+DEVICE int slot_of(const Params& p, const Work& w, int key) {
+  return key < w.hi ? read_index(p.slots, w.pool + key, p.flags & SLOTS_WIDE) : 0;
+}
+DEVICE int first_slot(const Params& p, const Work& w, int thread) { return slot_of(p, w, w.lo + key_of(thread)); }
+
 // The producer warps: rows of keys [lo, hi) into the ring, zeros behind the last. Rows older than this call's tokens may be
-// read while the kernel before this one still runs, rows of its tokens may not.
-DEVICE void produce(const Params& p, const Work& w, u32 sm, int warp, int lane) {
-  constexpr int MINE = STAGE_KEYS / PRODUCERS;         // rows of a stage a warp copies, four at a time
-  constexpr int ROUNDS = 4 * CHUNKS / 32;
+// read while the kernel before this one still runs, rows of its tokens may not. `slot` is this thread's for the first full ring.
+//
+// Eight lanes copy a row, a line of 128 bytes at a time: a lane's 18 copies of a stage have two places each in memory and in the
+// ring, the rest is in the instructions.
+struct Places {
+  int row0, mine;  // a lane's first row of a stage; the key it has the slot of
+  u32 to;
+  const char* from;
+};
+DEVICE Places places(const Params& p, u32 sm, int thread) {
+  const int lane = thread & 31, row0 = (thread >> 5) * MINE + (lane >> 3);
+  Places my = {row0, key_of(thread), sm + piece(row0, lane & 7, BLOCK_BYTES), p.latent + (lane & 7) * 16};
+  forget(my.to);  // computed here, not where it is used
+  return my;
+}
+DEVICE void produce(const Params& p, const Work& w, u32 sm, int lane, int slot, const Places& my) {
   const u32 full = sm + AT_BARRIER, empty = full + 8 * STAGES;
-  const int fresh = w.length - p.tokens, row0 = warp * MINE;
-  const bool wide = p.flags & SLOTS_WIDE;
-  // A lane has the slot of row lane % 8 of a stage and the three after it.
-  const auto slots_from = [&](int at) {
-    const int key = at + lane / MINE * STAGE_KEYS + row0 + lane % MINE;
-    return key < w.hi ? read_index(p.slots, w.pool + key, wide) : 0;
-  };
-  int slot = slots_from(w.lo), next = 0;
-  u32 to[ROUNDS], from[ROUNDS], row[ROUNDS];
-#pragma unroll
-  for (int i = 0; i < ROUNDS; i++) {
-    const int at = i * 32 + lane;
-    row[i] = at / CHUNKS;
-    from[i] = (at - row[i] * CHUNKS) * 16;
-    to[i] = piece(row[i], at - row[i] * CHUNKS, BLOCK_BYTES) + row0 * 128;
-  }
+  const int fresh = w.length - p.tokens;
+  int next = 0;
   bool waited = false;
+#if PACE_EARLY < 2
+  bool early = true;
+#endif
   int stage = 0;
   u32 parity = 1;
   if (slot >= 0) STAMP_COPIES(SLOTS_READ);
   for (int at = w.lo; at < w.hi; at += STAGE_KEYS) {
-    const int n = w.hi - at < STAGE_KEYS ? w.hi - at : STAGE_KEYS;
-    const u32 rows = sm + stage / 2 * TILE_BYTES + stage % 2 * HALF_BYTES;
-    if (stage == 0) next = slots_from(at + STAGES * STAGE_KEYS);
-    barrier_wait(empty + 8 * stage, parity);
-    if (at - w.lo >= PACE * STAGE_KEYS) barrier_wait(full + 8 * ((stage + STAGES - PACE) % STAGES), stage >= PACE ? parity ^ 1 : parity);
+    const int n = w.hi - at < STAGE_KEYS ? w.hi - at : STAGE_KEYS, done = at - w.lo;
+    const u32 rows = my.to + stage / 2 * TILE_BYTES + stage % 2 * HALF_BYTES;
+    if (done >= STAGES * STAGE_KEYS) barrier_wait(empty + 8 * stage, parity);
+#if PACE_EARLY < 2
+    if (early) early = !barrier_passed(sm + AT_QUERIES_THERE, 0);
+    const int pace = early ? PACE_EARLY : PACE;
+#else
+    constexpr int pace = PACE;
+#endif
+    if (done >= pace * STAGE_KEYS) barrier_wait(full + 8 * ((stage + STAGES - pace) % STAGES), stage >= pace ? parity ^ 1 : parity);
     if (!waited && at + n > fresh) {
       wait_for_previous_kernel();
       waited = true;
     }
 #pragma unroll
-    for (int g = 0; g < MINE / 4; g++)
+    for (int g = 0; g < MINE / 4; g++) {
+      const int their = __shfl_sync(~0u, slot, stage * MINE + 4 * g + (lane >> 3));
+      const char* row = my.from + (u64)(u32)their * (u32)p.stride_slot;
+      // Four rows on, the swizzle flips its third bit.
+      const u32 here = (rows ^ (g & 1) << 6) + g * 512;
+      const bool there = my.row0 + 4 * g < n;
 #pragma unroll
-      for (int i = 0; i < ROUNDS; i++) {
-        // Four rows on, the swizzle flips its third bit.
-        const u32 here = rows + (to[i] ^ (g & 1) << 6) + g * 512;
-        const int key = 4 * g + row[i], their = __shfl_sync(~0u, slot, stage * MINE + key);
-        copy16_or_zero(here, p.latent + their * p.stride_slot + from[i], row0 + key < n);
-      }
+      for (int i = 0; i < BLOCKS; i++) copy16_or_zero(here + i * BLOCK_BYTES, row + i * 128, there);
+    }
     barrier_arrive_after_copies(full + 8 * stage);
     if (at == w.lo) STAMP_COPIES(FIRST_COPIES_SENT);
     STAMP_COPIES(LAST_COPIES_SENT);
+    // Behind the first copies: it takes its time, and is needed when the ring is full.
+    if (stage == 0) next = slot_of(p, w, at + STAGES * STAGE_KEYS + my.mine);
     if (++stage == STAGES) {
       stage = 0;
       parity ^= 1;
@@ -262,36 +284,46 @@ DEVICE void leave(const Params& p, int tid, int item, const float (&factor)[NT][
 DEVICE void consume(const Params& p, const Work& w, u32 sm, int tid, int item) {
   const int warp = tid >> 5, lane = tid & 31, rows = p.tokens * p.heads;
   const u32 full = sm + AT_BARRIER, empty = full + 8 * STAGES;
-  const char* from[2 * NT];  // a warp a row of four
+  // As the keys: eight lanes a row of four, a line of 128 bytes at a time; warps share the lines.
+  const char* from[2 * NT];
+  const int of_four = lane >> 3;
+  u32 to = sm + AT_QUERIES + warp * Q_BLOCK_BYTES + piece(of_four, lane & 7, Q_BLOCK_BYTES);
   u32 tokens = 0;
   Result r;
   r.p = AT_P;
+  // One division for all rows: exact up to 64 of them.
+  const u32 share = 65536u / p.heads + 1;
 #pragma unroll
   for (int i = 0; i < 2 * NT; i++) {
-    const int row = 4 * i + warp, token = row / p.heads;
-    from[i] = p.q + (row < rows ? ((i64)w.request * p.tokens + token) * p.stride_token + (row - token * p.heads) * p.stride_head : 0) + lane * 16;
+    const int row = 4 * i + of_four, token = row * share >> 16;
+    from[i] = p.q + (row < rows ? ((i64)w.request * p.tokens + token) * p.stride_token + (row - token * p.heads) * p.stride_head : 0) +
+        warp * 128 + (lane & 7) * 16;
   }
 #pragma unroll
   for (int j = 0; j < NT; j++)
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-      tokens |= (8 * j + 2 * (lane & 3) + c) / p.heads << 4 * (2 * j + c);
+      tokens |= ((8 * j + 2 * (lane & 3) + c) * share >> 16) << 4 * (2 * j + c);
       r.m[j][c] = -1e30f;
       r.l[j][c] = 0.f;
     }
+  forget(to);
   wait_for_previous_kernel();
   STAMP(WAIT_OVER);
   // Rows behind the last are zeros.
 #pragma unroll
   for (int i = 0; i < 2 * NT; i++)
 #pragma unroll
-    for (int k = 0; k < (CHUNKS + 31) / 32; k++)
-      if (k * 32 + lane < CHUNKS)
-        copy16_or_zero(sm + AT_QUERIES + piece(4 * i + warp, k * 32 + lane, Q_BLOCK_BYTES), from[i] + k * 512, 4 * i + warp < rows);
+    for (int k = 0; k < (BLOCKS + CONSUMERS - 1) / CONSUMERS; k++)
+      if (k * CONSUMERS + warp < BLOCKS)
+        copy16_or_zero((to ^ (i & 1) << 6) + i * 512 + k * CONSUMERS * Q_BLOCK_BYTES, from[i] + k * CONSUMERS * 128, 4 * i + of_four < rows);
   copies_done();
   shared_to_matrix();
   warpgroup_sync();
   STAMP(INPUTS_THERE);
+#if PACE_EARLY < 2
+  if (tid == 0) barrier_arrive(sm + AT_QUERIES_THERE);
+#endif
   const u32 sums = sm + AT_ROWS + ROWS8 * CONSUMERS * 4;
   int stage = 0;
   u32 parity = 0;
