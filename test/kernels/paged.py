@@ -11,6 +11,7 @@ from sglang.srt.layers.attention.verify.context import KVContext
 from sglang.srt.layers.attention.verify.gqa import gqa_attention
 from sglang.srt.layers.attention.verify.mla import mla_attention
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan, device_traits, make_plan
+from sglang.srt.layers.attention.verify.work_list import PassList
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 POISON_SLOT = 2**31 - 1
@@ -42,7 +43,12 @@ class Case:
 
 
 class Batch:
-    """Tensors of a ``Case`` on ``device``; ``run`` calls the product, ``expected`` the oracle."""
+    """Tensors of a ``Case`` on ``device``; ``run`` calls the product, ``expected`` the oracle.
+
+    ``work`` goes along with each call: what the calls of a forward pass have in common.
+    """
+
+    work: PassList | None = None
 
     def __init__(self, case: Case, device: str = "cpu", traits: DeviceTraits | None = None) -> None:
         self.case = case
@@ -177,7 +183,7 @@ class Batch:
         if case.kind == "mla":
             mla_attention(
                 self.q, self.k_pool, out, self.context(), plan=plan, workspace=workspace,
-                sm_scale=self.sm_scale, k_scale=case.k_scale, lse=lse,
+                sm_scale=self.sm_scale, k_scale=case.k_scale, lse=lse, work=self.work,
             )  # fmt: skip
         else:
             gqa_attention(

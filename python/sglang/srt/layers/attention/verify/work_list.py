@@ -85,7 +85,11 @@ class PassList:
         """Layer number ``layer`` (negative if it has none) is about to attend for the batch object ``batch``."""
         if layer <= self._layer or layer < 0 or self._batch is None or self._batch() is not batch:
             self.begin()
-            self._batch = weakref.ref(batch)
+            try:
+                self._batch = weakref.ref(batch)
+            except TypeError:
+                # What cannot be told from its successor in the same place begins a pass with each call.
+                self._batch = None
         self._layer = layer
 
     def take(
