@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import checks
 import pytest
 from aot import Resources, resources
@@ -14,12 +16,18 @@ SHARED, REGISTERS, EXTRA = 228 * 1024, 65_536, 1024
 # Moves out of ordinary registers, as addresses of matrix operands need it; one each made the kernel 15% slower. Nine are there,
 # and eleven more for time stamps.
 MOVES, TRACED_MOVES = 20, 32
-VARIANTS = tuple(
-    WarpgroupVariant(tiles, half, traced)
-    for tiles in (1, 2, 3, 4)
-    for half in (False, True)
-    for traced in (False, True)
+VARIANTS = (
+    *(
+        WarpgroupVariant(tiles, half, traced, listed)
+        for tiles in (1, 2, 3, 4)
+        for half in (False, True)
+        for traced in (False, True)
+        for listed in (False, True)
+    ),
+    WarpgroupVariant(3, False, listed=True, pace_early=1),
 )
+# A lane's last copy of a stage's first rows: both addresses are one register and a constant, as of the eight before it.
+LAST_COPY = r"LDGSTS\.E\.BYPASS\.128 \[R\d+\+0x10000\], desc\[\w+\]\[R\d+\.64\+0x400\]"
 
 
 def entries(variant: WarpgroupVariant, code: bytes) -> tuple[Resources, Resources]:
@@ -45,7 +53,13 @@ def check_split(variant: WarpgroupVariant, split: Resources) -> None:
     assert split.sass.count(shape) == 36 + 32
     assert (f"{shape}.BF16" in split.sass) != variant.half
     assert split.count("R2UR") <= (TRACED_MOVES if variant.traced else MOVES)
-    assert "LDGSTS.E.BYPASS.128" in split.sass
+    assert re.search(LAST_COPY, split.sass)
+
+
+def check_list(code: bytes) -> None:
+    """Limits of the work list: it must start beside whatever runs."""
+    found = resources(code, 0, "verify_list")
+    assert found.registers <= 40 and found.spill_bytes == 0
 
 
 def check_merge(merge: Resources) -> None:
@@ -58,7 +72,10 @@ def check_merge(merge: Resources) -> None:
     "variant", [pytest.param(v, id=str(v), marks=[pytest.mark.slow] * v.traced) for v in VARIANTS]
 )
 def test_resources(variant: WarpgroupVariant) -> None:
-    split, merge = entries(variant, machine_code(variant, ARCH))
+    code = machine_code(variant, ARCH)
+    split, merge = entries(variant, code)
+    if variant.listed:
+        check_list(code)
     check_split(variant, split)
     check_merge(merge)
     together = split.shared + merge.shared + 2 * EXTRA
@@ -77,6 +94,7 @@ BREAKS = (
         "  forget(a);\n  return __shfl_sync(~0u, a, 0);",
         "  return a + (threadIdx.x >> 8);",
     ),
+    ("an address for each copy", "row + i * 128, there", "row + i * p.header_width, there"),
     ("registers for half as many", "NT > 3 ? 208 : 168", "NT > 3 ? 208 : 96"),
 )
 

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import checks
@@ -15,7 +16,8 @@ import pytest
 import torch
 from emulation import EmulatedWarpgroup, library
 from paged import Batch, Case, error
-from sglang.srt.layers.attention.verify import fused_build, fused_driver, work_list
+from sglang.srt.layers.attention.verify import fused_build, fused_driver, hooks, work_list
+from sglang.srt.layers.attention.verify.binding import Binding, Scratch
 from sglang.srt.layers.attention.verify.context import KVContext
 from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan, make_plan
@@ -169,6 +171,80 @@ def test_the_batch_object_is_not_kept() -> None:
     gc.collect()
     assert batch() is None
     assert it.layer(1)
+
+
+# --- who says where a pass begins ---------------------------------------------------------------------------------
+
+
+class ForwardMode:
+    """A decode, of a draft step or not."""
+
+    is_target_verify = is_draft_extend_v2 = staticmethod(lambda: False)
+    is_decode = staticmethod(lambda: True)
+
+
+class ForwardBatch(Owner):
+    """What the hooks read of upstream's."""
+
+    forward_mode, spec_info, batch_size = ForwardMode(), None, 2
+
+    def __init__(self) -> None:
+        self.seq_lens = self.positions = torch.tensor([70, 9])
+        self.req_pool_indices = torch.tensor([1, 2])
+
+
+class Model:
+    """A backend with a binding; its layers attend through the product's hooks."""
+
+    def __init__(self, layers: int = 61) -> None:
+        table = torch.zeros(4, 80, dtype=torch.int32)
+        self.fork_verify_binding = Binding(None, None, 1, 80, table, Scratch("cpu"), layers=layers)
+        self.plan = Pass().plan
+        self.wrote: list[bool] = []
+
+    def layer(self, number: int, batch: ForwardBatch) -> bool | None:
+        """Whether the layer writes a list; None if it has none."""
+        q = torch.empty(2, 8, 576)
+        layer = SimpleNamespace(layer_id=number, is_cross_attention=False, sliding_window_size=-1)
+        found: bool | None = hooks.forward_decode(self._attend, self, q, None, None, layer, batch)
+        return found
+
+    @staticmethod
+    def _attend(self: Model, *args: Any) -> bool | None:
+        binding = self.fork_verify_binding
+        call, binding.current = binding.current, None
+        assert call is not None
+        work = binding.work_for(call.mode)
+        return None if work is None else work.take(self.plan, call.context, 7, 0)[1]
+
+
+INITS: dict[str, Callable[[Model, ForwardBatch], Any]] = {
+    "eager": lambda m, b: hooks.init_metadata(lambda *a: None, m, b),
+    "capture": lambda m, b: hooks.init_metadata_out_graph(lambda *a, **k: None, m, b, in_capture=True),
+    "replay": lambda m, b: hooks.init_metadata_out_graph(lambda *a, **k: None, m, b),
+}
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_metadata_and_layers_say_where_a_pass_begins(init: str) -> None:
+    model, batch = Model(), ForwardBatch()
+    assert [model.layer(n, batch) for n in (0, 1, 2)] == [True, False, False]
+    INITS[init](model, batch)
+    assert [model.layer(n, batch) for n in (3, 4)] == [True, False]
+    # A warm-up run, a repeated capture: nothing was initialised.
+    assert [model.layer(n, batch) for n in (0, 1)] == [True, False]
+
+
+def test_two_batches_that_take_turns_never_share_a_list() -> None:
+    model, batches = Model(), (ForwardBatch(), ForwardBatch())
+    assert all(model.layer(n, batch) for n in (0, 1) for batch in batches)
+
+
+def test_a_draft_step_and_a_model_of_few_layers_have_no_list() -> None:
+    assert Model(layers=1).layer(0, ForwardBatch()) is None
+    model, batch = Model(), ForwardBatch()
+    assert model.fork_verify_binding.work_for("draft_decode") is None
+    assert model.layer(0, batch) is True
 
 
 # --- what kernels make of it --------------------------------------------------------------------------------------
