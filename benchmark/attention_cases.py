@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from attention_trials import Change, applies
+from attention_trials import Change, applies, warpgroup_applies
 from sglang.srt.layers.attention.verify.admission import AttentionRequest
 from sglang.srt.layers.attention.verify.context import KVContext
 from sglang.srt.layers.attention.verify.mla import mla_attention
 from sglang.srt.layers.attention.verify.plan import SplitPlan, device_traits, make_plan
 from sglang.srt.layers.attention.verify.table import Fused
+from sglang.srt.layers.attention.verify.work_list import PassList
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 LATENT, VALUE, HEADS = 576, 512, 8
@@ -19,6 +20,25 @@ L2_BYTES = 64 * 2**20
 SM_SCALE = 0.1352337788608801 / 2
 
 Call = Callable[[int], None]
+
+
+class ForkCall:
+    """A call of the fork on a layer. Those between two ``begin`` are one forward pass to it, however often it walks over the layers.
+
+    ``listed``: they share a work list, as the layers of a model do; the first call's launch of it counts.
+    """
+
+    def __init__(self, attend: Callable[[int, PassList | None], None], listed: bool) -> None:
+        self._attend, self._work = attend, PassList() if listed else None
+
+    def begin(self) -> None:
+        """A forward pass begins."""
+        if self._work is not None:
+            self._work.begin()
+
+    def __call__(self, layer: int) -> None:
+        """Attend."""
+        self._attend(layer, self._work)
 
 
 @dataclass(frozen=True)
@@ -66,14 +86,16 @@ PATHS: dict[str, tuple[Fused, Fused]] = {
     "warpgroup": ("no", "always"),
     "two-launches": ("no", "no"),
 }
+# The same kernels where each block finds its work itself.
+UNLISTED = {"warpgroup-unlisted": "warpgroup"}
 
 
 def fork_plan(setup: Setup, path: str | None = None) -> SplitPlan:
-    """The product's plan; ``path`` forces one of PATHS."""
+    """The product's plan; ``path`` forces one of PATHS or UNLISTED."""
     case = setup.case
     traits = device_traits()
     if path is not None:
-        fused, warpgroup = PATHS[path]
+        fused, warpgroup = PATHS[UNLISTED.get(path, path)]
         traits = replace(traits, fused=fused, warpgroup=warpgroup)
     request = AttentionRequest(
         kind="mla",
@@ -107,15 +129,16 @@ def fork_call(setup: Setup, path: str | None = None, change: Change | None = Non
     """The product, or with ``change`` a plan that is only being tried."""
     plan = fork_plan(setup, path)
     if change is not None:
-        if not applies(plan):
+        if not (applies(plan) or warpgroup_applies(plan)):
             raise ValueError(f"nothing to try on {plan.reason}")
         plan = change(plan)
     space = VerifyWorkspace.for_plans([plan], setup.device)
     context = fork_context(setup)
 
-    def call(layer: int) -> None:
+    def attend(layer: int, work: PassList | None) -> None:
         mla_attention(
-            setup.q, setup.pools[layer], setup.out, context, plan=plan, workspace=space, sm_scale=SM_SCALE
-        )
+            setup.q, setup.pools[layer], setup.out, context, plan=plan, workspace=space, sm_scale=SM_SCALE, work=work
+        )  # fmt: skip
 
-    return call, plan.reason
+    listed = path not in UNLISTED and plan.tile.kernel == "warpgroup"
+    return ForkCall(attend, listed), plan.reason + (", work list" if listed else "")

@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention_cases import PATHS, SM_SCALE, Case, Setup, fork_context, fork_plan
+from attention_cases import PATHS, SM_SCALE, UNLISTED, Case, Setup, fork_context, fork_plan
 from attention_timeline import Axis, gaps, read_records, stages, steps
-from attention_trials import CHANGES
+from attention_trials import CHANGES, WARPGROUP_CHANGES
 from bench_attention import graph_of, replay_us
 from sglang.bench_verify.environment import capture
 from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.launch import Operands, attend
 from sglang.srt.layers.attention.verify.plan import SplitPlan
 from sglang.srt.layers.attention.verify.stamps import WIDTH
+from sglang.srt.layers.attention.verify.work_list import PassList
 from sglang.srt.layers.attention.verify.workspace import VerifyWorkspace
 
 
@@ -45,8 +46,13 @@ def programs(plan: SplitPlan) -> tuple[int, int]:
     return plan.items * plan.row_blocks, r.batch * r.tokens * r.q_heads * columns
 
 
-def traced_loop(setup: Setup, plan: SplitPlan, calls: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Records of the last replay: [calls, programs, WIDTH] of split and merge, and microseconds a call."""
+def traced_loop(
+    setup: Setup, plan: SplitPlan, calls: int, listed: bool
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Records of the last replay: [calls, programs, WIDTH] of split and merge, and microseconds a call.
+
+    ``listed``: the calls are one forward pass that shares a work list, written in front of the first.
+    """
     space = VerifyWorkspace.for_plans([plan], setup.device)
     context = fork_context(setup)
     split, merge = (
@@ -55,10 +61,11 @@ def traced_loop(setup: Setup, plan: SplitPlan, calls: int) -> tuple[torch.Tensor
     )
 
     def body() -> None:
+        work = PassList() if listed else None
         for i in range(calls):
             pool = setup.pools[i % setup.layers]
             x = Operands(setup.q, pool, pool[..., :512], setup.out, None, (split[i], merge[i]))
-            attend(plan, space, x, context, SM_SCALE, 1.0, 1.0, 0.0)
+            attend(plan, space, x, context, SM_SCALE, 1.0, 1.0, 0.0, work)
 
     times = replay_us(graph_of(body), 5)
     return split.cpu(), merge.cpu(), sorted(times)[2] / calls
@@ -93,10 +100,12 @@ def report(split: torch.Tensor, merge: torch.Tensor) -> dict[str, Any]:
 def measure(case: Case, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """One case and path; prints its tables."""
     setup = Setup(case, "cuda", args.budget_gib * 2**30)
-    plan = fork_plan(setup, name if name in PATHS else "two-launches")
-    if name in CHANGES:
-        plan = CHANGES[name](plan)
-    split, merge, us = traced_loop(setup, plan, args.calls)
+    changed = "warpgroup" if name in WARPGROUP_CHANGES else "two-launches"
+    plan = fork_plan(setup, name if name in PATHS or name in UNLISTED else changed)
+    if name in CHANGES or name in WARPGROUP_CHANGES:
+        plan = (CHANGES | WARPGROUP_CHANGES)[name](plan)
+    listed = plan.tile.kernel == "warpgroup" and name not in UNLISTED
+    split, merge, us = traced_loop(setup, plan, args.calls, listed)
     found = report(split, merge)
     print(
         f"\n{name} T{case.tokens} bs{case.batch} {case.context}: {us:.2f} us a call with stamps; {plan.reason}"
@@ -118,7 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--contexts", nargs="+", type=int, default=[16384, 65536])
     parser.add_argument("--tokens", nargs="+", type=int, default=[3])
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--paths", nargs="+", default=["warpgroup"], choices=[*PATHS, *CHANGES])
+    parser.add_argument(
+        "--paths", nargs="+", default=["warpgroup"], choices=[*PATHS, *UNLISTED, *CHANGES, *WARPGROUP_CHANGES]
+    )
     parser.add_argument("--calls", type=int, default=24, help="calls in the loop")
     parser.add_argument("--budget-gib", type=int, default=24)
     parser.add_argument("--raw", type=Path, help="folder for the records themselves")

@@ -32,6 +32,20 @@ def grain_16(plan: SplitPlan) -> SplitPlan:
 CHANGES: dict[str, Change] = {"merge-fits": merge_fits, "grain-16": grain_16}
 
 
+def pace_early(plan: SplitPlan) -> SplitPlan:
+    """One stage of keys under way until the queries are there, then two."""
+    return replace(plan, tile=replace(plan.tile, pace_early=1))
+
+
+# Of the launches in CUDA C++.
+WARPGROUP_CHANGES: dict[str, Change] = {"pace-early": pace_early}
+
+
+def warpgroup_applies(plan: SplitPlan) -> bool:
+    """Whether those mean anything to ``plan``."""
+    return plan.tile.kernel == "warpgroup"
+
+
 def applies(plan: SplitPlan) -> bool:
     """Whether the changes mean anything to ``plan``: the sm_90 kernels with a 2-byte cache and up to 32 rows a program."""
     return plan.tile.kernel == "hopper" and plan.tile.num_warps == 4 and plan.tile.max_registers > 0

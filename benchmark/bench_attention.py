@@ -7,6 +7,9 @@ before every call and subtracts the time of the flushes alone. Times are medians
 
     python benchmark/bench_attention.py --out benchmark/results/attention_h200.json
 
+A graph is one forward pass to the fork: where its kernels read a work list, the launch that writes it is in the graph, once.
+``warpgroup-unlisted`` is the same without a list.
+
 ``--backends fork one-launch two-launches`` compares the fork's own two paths; names of ``attention_trials`` add what is
 only being tried, ``trials`` all of them. ``--compile-jobs`` compiles beforehand in so many processes, which takes most of
 the time of a first run otherwise. ``--max-context`` plans as a server does, whose requests may become that long.
@@ -28,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention_cases import HEADS, L2_BYTES, PATHS, Call, Case, Setup, fork_call
+from attention_cases import HEADS, L2_BYTES, PATHS, UNLISTED, Call, Case, ForkCall, Setup, fork_call
 from attention_rivals import flashinfer_call, upstream_decode_call, upstream_verify_call
-from attention_trials import CHANGES
+from attention_trials import CHANGES, WARPGROUP_CHANGES
 from sglang.bench_verify.environment import capture
 from sglang.bench_verify.rows import Metric, Results, Row
 
@@ -75,6 +78,12 @@ def replay_us(graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
     return times
 
 
+def begin_pass(call: Call) -> None:
+    """What follows is a forward pass: the fork writes its work list once in it, inside the graph that is timed."""
+    if isinstance(call, ForkCall):
+        call.begin()
+
+
 # Fewer and the first call, which nothing runs in front of, and the end of the last one count for too much: with the two layers
 # that a case of 64k keys has, 2.5 us a call.
 LOOP_CALLS = 24
@@ -85,6 +94,7 @@ def in_loop_us(call: Call, layers: int, repeats: int, least: int = LOOP_CALLS) -
     rounds = -(-least // layers)
 
     def body() -> None:
+        begin_pass(call)
         for _ in range(rounds):
             for layer in range(layers):
                 call(layer)
@@ -97,6 +107,7 @@ def cold_us(call: Call, layers: int, repeats: int, flush: torch.Tensor) -> list[
     count = min(layers, 8)
 
     def body(with_call: bool) -> None:
+        begin_pass(call)
         for layer in range(count):
             flush.zero_()
             if with_call:
@@ -131,10 +142,14 @@ def backends(case: Case, wanted: Sequence[str]) -> dict[str, Callable[[Setup], t
     """What can run ``case``, the fork first: the others' output is compared with its."""
     found: dict[str, Callable[[Setup], tuple[Call, str]]] = {
         "fork": fork_call,
-        **{name: lambda setup, name=name: fork_call(setup, name) for name in PATHS},  # type: ignore[misc]
+        **{name: lambda setup, name=name: fork_call(setup, name) for name in (*PATHS, *UNLISTED)},  # type: ignore[misc]
         **{
             name: lambda setup, change=change: fork_call(setup, "two-launches", change)  # type: ignore[misc]
             for name, change in CHANGES.items()
+        },
+        **{
+            name: lambda setup, change=change: fork_call(setup, "warpgroup", change)  # type: ignore[misc]
+            for name, change in WARPGROUP_CHANGES.items()
         },
     }
     if "upstream" in wanted:
@@ -145,7 +160,8 @@ def backends(case: Case, wanted: Sequence[str]) -> dict[str, Callable[[Setup], t
     if "flashinfer" in wanted and not case.fp8:
         found["flashinfer"] = flashinfer_call
     if case.fp8:
-        del found["warpgroup"]
+        for name in ("warpgroup", *UNLISTED, *WARPGROUP_CHANGES):
+            del found[name]
     return {name: make for name, make in found.items() if name in wanted}
 
 

@@ -12,6 +12,7 @@ from cases import DEVICE
 from paged import Batch, Case, error
 from sglang.srt.layers.attention.verify import launch, stamps
 from sglang.srt.layers.attention.verify.plan import device_traits, make_plan
+from sglang.srt.layers.attention.verify.work_list import PassList
 
 from benchmark.attention_trials import CHANGES, applies
 
@@ -29,14 +30,19 @@ def takes_either(case: Case) -> bool:
     return case.kind == "mla" and not case.fp8 and case.mask == "none" and case.heads * case.tokens <= 32
 
 
-@pytest.fixture(autouse=True, params=["always", "no"], ids=["cuda-cpp", "triton"])
+@pytest.fixture(
+    autouse=True, params=["always", "listed", "no"], ids=["cuda-cpp", "cuda-cpp-listed", "triton"]
+)
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every check with both forms of two launches, at any batch, where both are right."""
+    """Every check with both forms of two launches, at any batch, where both are right; in CUDA C++ also with a work list."""
     traits = device_traits()
+    wanted = "no" if request.param == "no" else "always"
     case = request.node.callspec.params.get("case")
-    if request.param == "always" and (traits.capability != (9, 0) or (case and not takes_either(case))):
+    if wanted == "always" and (traits.capability != (9, 0) or (case and not takes_either(case))):
         pytest.skip("the same kernels either way")
-    monkeypatch.setattr(paged, "device_traits", lambda: replace(traits, warpgroup=request.param))
+    monkeypatch.setattr(paged, "device_traits", lambda: replace(traits, warpgroup=wanted))
+    if request.param == "listed":
+        monkeypatch.setattr(Batch, "work", property(lambda batch: PassList()))
 
 
 @pytest.mark.parametrize("case", DEVICE, ids=lambda c: c.name)
@@ -84,7 +90,7 @@ def test_a_traced_launch_gives_the_same_bits(fused: str) -> None:
         torch.full((n, stamps.WIDTH), -1, dtype=torch.int64, device="cuda") for n in (plan.items, programs)
     )
     x = launch.Operands(batch.q, batch.k_pool, batch.v_pool, out, None, (split, merge))
-    launch.attend(plan, batch.workspace(plan), x, batch.context(), batch.sm_scale, 1.0, 1.0, 0.0)
+    launch.attend(plan, batch.workspace(plan), x, batch.context(), batch.sm_scale, 1.0, 1.0, 0.0, batch.work)
     assert torch.equal(out, want)
     assert int(split[:, stamps.FIELDS.index("work")].clamp(min=0).sum()) == TRIED.lengths[0]
 

@@ -313,7 +313,9 @@ def cut(plan: SplitPlan, pieces: int) -> SplitPlan:
 
 
 # Requests with very many, many, some, few blocks and one, and none: every way to share the work of a merge.
-SKEWED = Case("skewed", dtype=BF16, heads=10, tokens=1, include_new=True, lengths=(35, 12, 8, 2, 1, 0, 17, 3, 9))
+SKEWED = Case(
+    "skewed", dtype=BF16, heads=10, tokens=1, include_new=True, lengths=(35, 12, 8, 2, 1, 0, 17, 3, 9)
+)
 
 
 @emulated

@@ -163,7 +163,9 @@ def capture_of(stream: int) -> int | None:
     if ask is None or ask(
         ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
     ):
-        fallbacks.record(WARPGROUP_PATH, "no work list: the driver does not say which graph is being captured")
+        fallbacks.record(
+            WARPGROUP_PATH, "no work list: the driver does not say which graph is being captured"
+        )
         return None
     return number.value if status.value else 0
 
