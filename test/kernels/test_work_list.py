@@ -318,15 +318,32 @@ SKEWED = Case(
 )
 
 
+def check_skewed(listed: bool) -> None:
+    batch = Batch(SKEWED)
+    plan = cut(batch.plan(), sum(SKEWED.lengths))
+    batch.work = PassList() if listed else None
+    checks.accurate(batch, plan)
+
+
 @emulated
 @pytest.mark.parametrize("listed", [False, True])
 def test_fewer_merge_blocks_do_the_work_of_all(listed: bool) -> None:
-    batch = Batch(SKEWED)
-    plan = cut(batch.plan(), sum(SKEWED.lengths))
     variant = WarpgroupVariant(2, False)
     assert variant.merge_columns(len(SKEWED.lengths)) * 4 == variant.merge_columns(1) == variant.merge_blocks
-    batch.work = PassList() if listed else None
-    checks.accurate(batch, plan)
+    check_skewed(listed)
+
+
+MERGE_BREAKS = (
+    ("sums overwritten while they are read", "__syncthreads();  // the last one's sums are read", ";"),
+    ("the rest of a request's outputs left out", "block += block_columns() * FOLD", "block += MERGE_BLOCKS"),
+)  # fmt: skip
+
+
+@emulated
+@pytest.mark.parametrize(("old", "new"), [b[1:] for b in MERGE_BREAKS], ids=[b[0] for b in MERGE_BREAKS])
+def test_control_a_broken_merge_is_noticed(device: Device, old: str, new: str) -> None:
+    device.old, device.new = old, new
+    checks.must_fail(lambda: check_skewed(True))
 
 
 def check_late(device: Device, lengths: tuple[int, ...]) -> None:

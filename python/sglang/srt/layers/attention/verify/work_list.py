@@ -65,7 +65,10 @@ def allocate(items: int, device: torch.device) -> torch.Tensor:
 
 @dataclass
 class PassList:
-    """The list of the forward pass that is under way, if it has one. Nothing is launched here."""
+    """The list of the forward pass that is under way, if it has one. Nothing is launched here.
+
+    ``enter`` before each call tells passes apart; who calls without it says ``begin`` where one begins.
+    """
 
     _key: Key | None = None
     _list: torch.Tensor | None = None
