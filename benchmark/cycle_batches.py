@@ -64,7 +64,9 @@ def rows_of(items: Items, common: Row) -> list[Row]:
         metrics = {"cycle_ms": Metric.of(times[batch], "ms")}
         if ratio is not None:
             metrics["over_neighbours"] = Metric(ratio, "ratio")
-        phases = dict(items[batch][-1].get("phases") or {})
+        # Of the round that the median is of: rounds may differ by more than phases do.
+        middle = sorted(items[batch], key=lambda item: float(item["ms_per_cycle"]))[len(items[batch]) // 2]
+        phases = dict(middle.get("phases") or {})
         rows.append(
             dataclasses.replace(
                 common, case={**common.case, "batch": batch}, metrics=metrics, phases_ms=phases

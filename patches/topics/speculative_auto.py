@@ -24,7 +24,7 @@ TOPIC = Topic(
                 'A[str, Arg(help="Whether steps fall back to plain decode while live times say that speculation '
                 'loses.", choices=["off", "on"]), NS("spec")]'
             ),
-            default='"off"',
+            default='"on"',
         ),
         Around(file=WORKER, scope="EAGLEWorkerV2.forward_batch_generation", hook=f"{HOOKS}:step"),
         Around(file=WORKER, scope="EAGLEWorkerV2.init_cuda_graphs", hook=f"{HOOKS}:graphs_ready"),

@@ -198,6 +198,10 @@ def test_plans_differ_only_in_what_they_compare() -> None:
         and fork.topics_off == ()
     )
     assert "--speculative-algorithm" not in base.arguments and base.arguments[-2:] == ("--tp", "8")
+    # Measured also where it loses; the last word is the user's.
+    at = fork.arguments.index("--speculative-auto")
+    assert fork.arguments[at + 1] == "off" and at < fork.arguments.index("--tp")
+    assert "--speculative-auto" not in base.arguments
     with pytest.raises(LaunchError, match="forc"):
         plans("m", "d", 2, ["forc"], [])
     with pytest.raises(LaunchError, match="asked for twice"):

@@ -51,6 +51,7 @@ def main() -> None:
             max_running_requests=MAX_BATCH,
             cuda_graph_max_bs_decode=MAX_BATCH,
             enable_return_hidden_states=True,
+            speculative_auto="off",
         )
     )
     request = dict(

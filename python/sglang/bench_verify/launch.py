@@ -45,6 +45,10 @@ class ServerPlan:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+# A bench of speculation measures it also where it loses; further server arguments may say otherwise.
+MEASURED = ("--speculative-auto", "off")
+
+
 def plans(
     model: str,
     draft: str,
@@ -79,7 +83,7 @@ def plans(
         hidden = tuple(dict.fromkeys((*stock, *topics))) if name == "upstream" else topics
         for length in lengths:
             title = f"eagle3-{name}" + (f"-{length}" if len(lengths) > 1 else "")
-            arguments = common + speculation(draft, length)
+            arguments = MEASURED + common + speculation(draft, length)
             found.append(ServerPlan(title, name, length, hidden, arguments, shared))
     titles = [plan.name for plan in found]
     if twice := next((title for title in titles if titles.count(title) > 1), ""):
