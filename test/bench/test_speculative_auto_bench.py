@@ -226,7 +226,9 @@ def test_a_watched_measurement_tells_the_states_around_its_timed_tokens(
     assert "states" not in plain and "watch" not in engine.sent[-1]
     before, after = engine.measure(16, 2, 50, watch=True)["states"]
     calls = 2 + host.LEADS + 1  # of one measurement
-    assert before["counters"] == {"spec_auto_x": 2 * calls - 1} and after["counters"] == {"spec_auto_x": 2 * calls}
+    assert before["counters"] == {"spec_auto_x": 2 * calls - 1} and after["counters"] == {
+        "spec_auto_x": 2 * calls
+    }
     assert after["speculative_auto"] == {"mode": "plain"}
 
 
