@@ -534,7 +534,7 @@ def test_load_of_a_recorded_gpu() -> None:
         (
             "h200_x1_vm",
             Level.OK,
-            ("sm_90 (measured)", "MLA bf16 split and merge launches (CUDA C++), from batch 24"),
+            ("sm_90 (measured)", "MLA bf16 split and merge launches (CUDA C++) up to batch 64, then hopper"),
         ),
         ("t4_x1", Level.NOTE, ("7.5", "stock kernels")),
     ],
@@ -550,7 +550,7 @@ def test_kernels_of_an_architecture(name: str, level: Level, says: tuple[str, ..
         (
             "auto",
             "auto",
-            "MLA bf16 split and merge launches (CUDA C++), from batch 24 on one launch (CUDA C++); "
+            "MLA bf16 split and merge launches (CUDA C++) up to batch 64, then hopper 64x32, 4 warps; "
             "MLA fp8 hopper 64x32, 4 warps, from batch 4 on one launch (CUDA C++)",
             "",
         ),
@@ -571,7 +571,7 @@ def test_kernels_of_an_architecture(name: str, level: Level, says: tuple[str, ..
         (
             "auto",
             "on",
-            "MLA bf16 split and merge launches (CUDA C++), from batch 24 on one launch (CUDA C++); MLA fp8 hopper",
+            "MLA bf16 split and merge launches (CUDA C++); MLA fp8 hopper 64x32, 4 warps, from batch 4 on one",
             "",
         ),
         ("on", "auto", "MLA bf16 one launch (CUDA C++); MLA fp8 one launch", "hopper"),

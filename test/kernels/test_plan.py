@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged import Batch, Case
 from sglang.fork import fallbacks
+from sglang.srt.layers.attention.verify import fused_driver
 from sglang.srt.layers.attention.verify.admission import SHARED, AttentionRequest, admit
 from sglang.srt.layers.attention.verify.binding import Binding, HeadShape, Scratch
 from sglang.srt.layers.attention.verify.context import KVContext
@@ -126,20 +127,10 @@ def test_unknown_architecture_gets_the_generic_tile() -> None:
 @pytest.mark.parametrize(
     ("setting", "warpgroup", "request_", "forms"),
     [
-        (
-            "auto",
-            "auto",
-            MLA,
-            [(1, 16, "launches (CUDA C++)"), (24, 64, "one launch"), (96, 96, "(Triton")],
-        ),
+        ("auto", "auto", MLA, [(1, 64, "launches (CUDA C++)"), (96, 96, "(Triton")]),
         ("auto", "auto", replace(MLA, tokens=1), [(1, 64, "(CUDA C++)"), (96, 96, "(Triton")]),
         ("off", "on", MLA, [(1, 96, "split and merge launches (CUDA C++)")]),
-        (
-            "auto",
-            "on",
-            MLA,
-            [(1, 16, "launches (CUDA C++)"), (24, 64, "one launch"), (96, 96, "launches (CUDA C++)")],
-        ),
+        ("auto", "on", MLA, [(1, 96, "launches (CUDA C++)")]),
         ("auto", "auto", replace(MLA, tokens=5), [(1, 96, "(Triton, warp")]),
         ("auto", "off", MLA, [(1, 16, "split and merge"), (24, 64, "one launch"), (96, 96, "split")]),
         (
@@ -175,6 +166,39 @@ def test_which_kernel_serves_which_batch(
         assert plan.form == said
         assert (plan.tile.kernel == "fused") == (said.startswith("one launch"))
         assert (plan.tile.kernel == "warpgroup") == (said.startswith("split and merge launches (CUDA"))
+
+
+def test_two_launches_do_not_serve_because_one_would_pay() -> None:
+    """Where those in CUDA C++ cannot be built one launch takes large batches from those in Triton, but never from them."""
+    request, both = replace(MLA, batch=32), planned_traits((9, 0), 132, "auto")
+    assert make_plan(request, both, 4096).tile.kernel == "warpgroup"
+    assert make_plan(request, replace(both, warpgroup="no"), 4096).tile.kernel == "fused"
+    assert make_plan(request, replace(both, warpgroup="no", fused="no"), 4096).tile.kernel == "hopper"
+    assert make_plan(request, replace(both, fused="always"), 4096).tile.kernel == "fused"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "held_back"),
+    [(1, 8, "1111111"), (3, 8, "1222111"), (2, 8, "1222111"), (1, 32, "1222111"), (2, 4, "1111111")],
+)
+def test_keys_are_held_back_until_the_queries_are_there(tokens: int, heads: int, held_back: str) -> None:
+    """But where several rows of few requests were measured to want them at once. The reason says how many stages."""
+    device = planned_traits((9, 0), 132, "auto")
+    for batch, stages in zip((1, 2, 4, 7, 8, 32, 64), held_back, strict=True):
+        plan = make_plan(replace(MLA, batch=batch, tokens=tokens, q_heads=heads), device, 131_072)
+        assert plan.tile.kernel == "warpgroup" and plan.tile.pace_early == int(stages)
+        assert f"s4, {stages} until the queries are there, " in plan.reason
+    assert make_plan(replace(MLA, tokens=tokens), H200, 4096).tile.pace_early == 0
+
+
+def test_the_kernels_asked_for_at_a_start_are_those_of_a_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant that plans do take, so that what is compiled then is of use later."""
+    asked: list[Any] = []
+    monkeypatch.setattr(fused_driver, "_loads", lambda variant, *_: not asked.append(variant))
+    assert fused_driver.warpgroup_available.__wrapped__(0)
+    (variant,) = asked
+    tile = make_plan(MLA, planned_traits((9, 0), 132, "auto"), 131_072).tile
+    assert variant == WarpgroupVariant(tile.block_r // 8, False, listed=True, pace_early=tile.pace_early)
 
 
 def test_an_unmeasured_architecture_keeps_two_launches() -> None:

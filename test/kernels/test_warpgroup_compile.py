@@ -18,13 +18,13 @@ SHARED, REGISTERS, EXTRA = 228 * 1024, 65_536, 1024
 MOVES, TRACED_MOVES = 20, 32
 VARIANTS = (
     *(
-        WarpgroupVariant(tiles, half, traced, listed)
+        WarpgroupVariant(tiles, half, traced, listed, pace)
         for tiles in (1, 2, 3, 4)
         for half in (False, True)
         for traced in (False, True)
         for listed in (False, True)
+        for pace in (1, 2)
     ),
-    WarpgroupVariant(3, False, listed=True, pace_early=1),
 )
 # A lane's last copy of a stage's first rows: both addresses are one register and a constant, as of the eight before it.
 LAST_COPY = r"LDGSTS\.E\.BYPASS\.128 \[R\d+\+0x10000\], desc\[\w+\]\[R\d+\.64\+0x400\]"
@@ -101,7 +101,7 @@ BREAKS = (
 
 @pytest.mark.parametrize(("old", "new"), [b[1:] for b in BREAKS], ids=[b[0] for b in BREAKS])
 def test_control_a_worse_kernel_is_noticed(old: str, new: str) -> None:
-    variant = WarpgroupVariant(3, False)
+    variant = WarpgroupVariant(3, False, pace_early=1)
     source, *headers = ({p.name: p.read_text(encoding="utf-8") for p in variant.files}).items()
     texts = dict(headers)
     assert sum(text.count(old) for text in texts.values()) == 1

@@ -19,7 +19,7 @@ import torch
 from emulation import EmulatedWarpgroup, library
 from paged import Batch, Case, error
 from sglang.fork import fallbacks
-from sglang.srt.layers.attention.verify import fused_driver, launch, stamps
+from sglang.srt.layers.attention.verify import fused_driver, launch, stamps, table
 from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.fused_driver import Params
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan
@@ -27,6 +27,7 @@ from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="needs a C++ compiler")
 BF16 = torch.bfloat16
 TRAITS = DeviceTraits((9, 0), 8, warpgroup="always")
+PACES = (1, 2)  # stages of keys under way until the queries are there
 CASES = (
     Case("lengths", dtype=BF16, lengths=(3, 4, 67)),
     Case("padding", dtype=BF16, lengths=(0, 131, 0, 5)),
@@ -64,24 +65,31 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
+def paced(plan: SplitPlan, pace: int) -> SplitPlan:
+    """``plan`` with ``pace`` stages of keys under way until the queries are there."""
+    return replace(plan, tile=replace(plan.tile, pace_early=pace))
+
+
 def cut(plan: SplitPlan, pieces: int) -> SplitPlan:
     """``plan`` with ``pieces`` pieces of each request, however short."""
     splits = replace(plan.splits, grain=1, min_keys=1)
     return replace(plan, target=pieces, items=pieces + plan.request.batch - 1, splits=splits)
 
 
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_oracle(case: Case) -> None:
+def test_oracle(case: Case, pace: int) -> None:
     batch = Batch(case)
     assert batch.plan().tile.kernel == "warpgroup"
-    checks.accurate(batch)
+    checks.accurate(batch, paced(batch.plan(), pace))
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("keys", CHUNKS)
 def test_chunks(keys: int, pieces: int) -> None:
     batch = Batch(replace(SMALL, lengths=(keys * pieces,)))
-    checks.accurate(batch, cut(batch.plan(), pieces))
+    for pace in PACES:
+        checks.accurate(batch, paced(cut(batch.plan(), pieces), pace))
 
 
 # A merge thread has one split, some that not all of its neighbours have, or more than it loads at once.
@@ -91,16 +99,18 @@ def test_pieces(pieces: int) -> None:
     checks.accurate(batch, cut(batch.plan(), pieces))
 
 
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("contract", checks.CONTRACTS)
-def test_contracts(contract: str) -> None:
+def test_contracts(contract: str, pace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "pace_early", lambda batch, rows: pace)
     checks.CONTRACTS[contract]()
 
 
-def check_late(device: Device, lengths: tuple[int, ...], keep: int) -> None:
+def check_late(device: Device, lengths: tuple[int, ...], keep: int, pace: int = 1) -> None:
     """Right although the last ``keep`` rows of each request come when the kernel in front has ended."""
     batch = Batch(Case("late", dtype=BF16, heads=2, lengths=lengths))
     want, _ = batch.expected()
-    device.kernel = device.load(WarpgroupVariant(1, False), torch.device("cpu"))
+    device.kernel = device.load(WarpgroupVariant(1, False, pace_early=pace), torch.device("cpu"))
     device.kernel.previous = checks.outstanding(batch, keep)
     try:
         out, _ = batch.run(cut(batch.plan(), 2))
@@ -109,9 +119,12 @@ def check_late(device: Device, lengths: tuple[int, ...], keep: int) -> None:
     assert error(out, want) < checks.TOLERANCE[BF16]
 
 
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("lengths", [(3,), (30, 67), (200,)])
-def test_nothing_of_the_previous_kernel_is_read_early(device: Device, lengths: tuple[int, ...]) -> None:
-    check_late(device, lengths, 3)
+def test_nothing_of_the_previous_kernel_is_read_early(
+    device: Device, lengths: tuple[int, ...], pace: int
+) -> None:
+    check_late(device, lengths, 3, pace)
 
 
 def test_control_older_rows_are_read_early(device: Device) -> None:
@@ -138,9 +151,9 @@ def test_later_keys_outweigh_earlier_ones(dtype: torch.dtype, factors: tuple[flo
     check_peaks(dtype, factors)
 
 
-def check_all(device: Device) -> None:
+def check_all(device: Device, pace: int = 1) -> None:
     """What each control must break: blocks that merge and one alone, a ring that wraps, halves, late rows, growing scores."""
-    check_late(device, (397, 67), 3)
+    check_late(device, (397, 67), 3, pace)
     check_peaks(BF16, (1, 60, 1))
 
 
@@ -191,8 +204,9 @@ MORE_BREAKS = (
 )  # fmt: skip
 
 
-def test_what_the_controls_break_is_right(device: Device) -> None:
-    check_all(device)
+@pytest.mark.parametrize("pace", PACES)
+def test_what_the_controls_break_is_right(device: Device, pace: int) -> None:
+    check_all(device, pace)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +269,7 @@ def test_queries_that_are_not_aligned_are_copied_and_counted_under_this_path() -
 
 
 def test_host_and_kernel_agree_on_sizes() -> None:
-    for variant in (WarpgroupVariant(1, False), WarpgroupVariant(3, False)):
+    for variant in (WarpgroupVariant(tiles, False, pace_early=pace) for tiles in (1, 3) for pace in PACES):
         found = library(variant)
         assert found.params_bytes() == ctypes.sizeof(Params)
         assert found.shared_bytes() == variant.shared_bytes()

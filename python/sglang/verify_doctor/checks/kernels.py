@@ -59,7 +59,7 @@ def attention(facts: Mapping[str, Any], mode: str) -> list[Finding]:
 
 
 def _text(capability: tuple[int, int], kind: str, dim: int, size: int, fused: str, warpgroup: str) -> str:
-    """The tile of small batches, and from which batch on another form takes over."""
+    """The form of small batches, and from which batch on another takes over."""
     family = arch_family(capability)
     tile = choose_tile(family, kind, ROWS, dim, size, True)
     use = fused_use(family, fused) if kind == "mla" else "no"
@@ -67,10 +67,10 @@ def _text(capability: tuple[int, int], kind: str, dim: int, size: int, fused: st
         return FORMS["fused"]
     text = f"{tile.kernel} {tile.block_n}x{tile.block_r}, {tile.num_warps} warps"
     small = warpgroup_use(capability, warpgroup) if kind == "mla" and size == 2 else "no"
-    if small == "measured" and use != "measured":
+    if small == "measured":
         return f"{FORMS['warpgroup']} up to batch {WARPGROUP_BATCH}, then {text}"
-    if small != "no":
-        text = FORMS["warpgroup"]
+    if small == "always":
+        return FORMS["warpgroup"]
     if use == "measured" and size in FUSED_FROM:
         text += f", from batch {FUSED_FROM[size]} on {FORMS['fused']}"
     return text

@@ -29,7 +29,7 @@ class Tile:
     """Shape of one program: ``block_n`` keys by ``block_r`` query rows, and how the compiler lays it out.
 
     ``max_registers`` (a thread, 0 for the compiler's choice) leaves room for merge blocks on the same SM. ``pace_early``
-    (launches in CUDA C++, 0 for the kernel's choice): stages of keys under way until the queries are there.
+    (two launches in CUDA C++, 0 for other kernels): stages of keys under way until the queries are there, 1 or 2.
     """
 
     kernel: Kernel
@@ -91,7 +91,7 @@ def _hopper_tile(rows: int, kv_bytes: int) -> Tile:
 
 
 FUSED_ROWS = 32
-# The batch from which one launch pays, by bytes of a cached value.
+# The batch from which one launch pays where the two in CUDA C++ do not serve, by bytes of a cached value.
 FUSED_FROM = {2: 24, 1: 4}
 FUSED_VARIABLE = "SGLANG_FORK_FUSED_ATTENTION"
 # Batches above it have too few blocks a request for the one-launch kernel to gain anything.
@@ -99,11 +99,11 @@ FUSED_BATCH = 64
 
 
 def fused_pays(batch: int, rows: int, kv_bytes: int) -> bool:
-    """Is one launch faster than two? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32.
+    """Is one launch faster than two in Triton? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32.
 
-    Caches of two bytes: many requests with several rows, where the merge of two launches reads everything once more. It
-    gains 12 to 15 us up to 4k keys, is even at 16k and loses 13 to 23% from 64k on, where so many requests seldom fit the
-    memory; a plan does not know lengths. Caches of one byte: up to
+    Caches of two bytes: many requests with several rows, where the merge in Triton reads everything once more. One launch
+    gains 10 to 12 us up to 4k keys and loses up to 13% from 16k on, where so many requests seldom fit the memory; a plan does not
+    know lengths. Two launches in CUDA C++ are faster than both in every figure of a loop. Caches of one byte: up to
     40% at short contexts and never more than 1% slower, since e4m3 becomes fp16 on the way to the product and not
     through shared memory.
     """
@@ -133,16 +133,28 @@ def warpgroup_use(capability: tuple[int, int], setting: str) -> Fused:
 
 
 def warpgroup_pays(batch: int) -> bool:
-    """Are they faster than the two launches in Triton? Measured on one H200 from 1k to 128k keys at batch 1, 4, 8 and 32.
-
-    They are, but at batch 32 with several tokens up to 16k keys, where one launch serves (``fused_pays``).
-    """
+    """Are they the fastest form? In a loop, in all figures of one H200 from 1k to 128k keys at batch 1, 4, 8 and 32."""
     return batch <= WARPGROUP_BATCH
 
 
-def warpgroup_tile(rows: int) -> Tile:
+# Batches (first, last) at which several tokens want two stages of keys under way before the queries are there.
+KEYS_FIRST = (2, 7)
+
+
+def pace_early(batch: int, rows: int) -> int:
+    """Stages of keys under way until the queries are there, of which more hold the queries back in the queue of loads.
+
+    Two at batch 4 with several tokens, the only one measured between 1 and 8 (8.0 against 8.4 us at 1k keys, 11.4 against 12.1 at
+    4k). One elsewhere: in a loop up to 12% faster (16k keys at batch 1), within 1% at worst but for one figure (batch 32, 3
+    tokens, 128k: 2.6% slower). With a cold L2 it costs 0.5 to 0.7 us up to 4k keys.
+    """
+    first, last = KEYS_FIRST
+    return 2 if rows > 8 and first <= batch <= last else 1
+
+
+def warpgroup_tile(batch: int, rows: int) -> Tile:
     """Tile of the two launches in CUDA C++: 64 keys by whole groups of eight rows, a ring of four half tiles."""
-    return Tile("warpgroup", 64, -(-rows // 8) * 8, 8, 4)
+    return Tile("warpgroup", 64, -(-rows // 8) * 8, 8, 4, pace_early=pace_early(batch, rows))
 
 
 # A work list a forward pass costs a launch, and each layer then starts by less than a microsecond sooner.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from sglang.srt.layers.attention.verify import fused_driver
 from sglang.srt.layers.attention.verify.fused import FRESH_LIST, FusedCall, arguments, checked, stream_of
-from sglang.srt.layers.attention.verify.fused_build import WARPGROUP_PACE, WarpgroupVariant
+from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.work_list import PassList
 
 
@@ -17,7 +17,7 @@ def variant_of(call: FusedCall, listed: bool = False) -> WarpgroupVariant:
         call.plan.request.q_dtype == torch.float16,
         call.trace is not None,
         listed,
-        tile.pace_early or WARPGROUP_PACE,
+        tile.pace_early,
     )
 
 
