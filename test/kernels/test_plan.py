@@ -320,9 +320,12 @@ def test_blocks_that_wait_for_each_other_have_the_device_to_themselves(argument:
 
 
 @pytest.mark.parametrize(
-    ("step", "topk", "tokens", "expected"), [(0, 1, 1, True), (None, 1, 1, False), (1, 2, 1, False), (0, 1, 3, False)]
+    ("step", "topk", "tokens", "expected"),
+    [(0, 1, 1, True), (None, 1, 1, False), (1, 2, 1, False), (0, 1, 3, False)],
 )
-def test_only_a_step_of_a_chain_draft_asks_as_one(step: int | None, topk: int, tokens: int, expected: bool) -> None:
+def test_only_a_step_of_a_chain_draft_asks_as_one(
+    step: int | None, topk: int, tokens: int, expected: bool
+) -> None:
     shape = HeadShape("gqa", 8, 8, 128, 128, torch.bfloat16, torch.bfloat16)
     binding = Binding(H200, None, topk, 4096, torch.zeros(1, 1), Scratch("cpu"), shape, draft_step=step)
     request = binding.request(shape, 16, tokens)
