@@ -193,8 +193,13 @@ def test_keys_are_held_back_until_the_queries_are_there(tokens: int, heads: int,
 
 def test_the_kernels_asked_for_at_a_start_are_those_of_a_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant that plans do take, so that what is compiled then is of use later."""
-    asked: list[Any] = []
-    monkeypatch.setattr(fused_driver, "_loads", lambda variant, *_: not asked.append(variant))
+    asked: list[WarpgroupVariant] = []
+
+    def loads(variant: WarpgroupVariant, device_index: int, path: str) -> bool:
+        asked.append(variant)
+        return True
+
+    monkeypatch.setattr(fused_driver, "_loads", loads)
     assert fused_driver.warpgroup_available.__wrapped__(0)
     (variant,) = asked
     tile = make_plan(MLA, planned_traits((9, 0), 132, "auto"), 131_072).tile
