@@ -32,13 +32,13 @@ def grain_16(plan: SplitPlan) -> SplitPlan:
 CHANGES: dict[str, Change] = {"merge-fits": merge_fits, "grain-16": grain_16}
 
 
-def pace_other(plan: SplitPlan) -> SplitPlan:
-    """Until the queries are there, two stages of keys under way where the product has one, and one where it has two."""
-    return replace(plan, tile=replace(plan.tile, pace_early=3 - plan.tile.pace_early))
+def pace_early(plan: SplitPlan) -> SplitPlan:
+    """One stage of keys under way until the queries are there, then two."""
+    return replace(plan, tile=replace(plan.tile, pace_early=1))
 
 
 # Of the launches in CUDA C++.
-WARPGROUP_CHANGES: dict[str, Change] = {"pace-other": pace_other}
+WARPGROUP_CHANGES: dict[str, Change] = {"pace-early": pace_early}
 
 
 def warpgroup_applies(plan: SplitPlan) -> bool:

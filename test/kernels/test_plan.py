@@ -177,20 +177,6 @@ def test_two_launches_do_not_serve_because_one_would_pay() -> None:
     assert make_plan(request, replace(both, fused="always"), 4096).tile.kernel == "fused"
 
 
-@pytest.mark.parametrize(
-    ("tokens", "heads", "held_back"),
-    [(1, 8, "1111111"), (3, 8, "1222111"), (2, 8, "1222111"), (1, 32, "1222111"), (2, 4, "1111111")],
-)
-def test_keys_are_held_back_until_the_queries_are_there(tokens: int, heads: int, held_back: str) -> None:
-    """But where several rows of few requests were measured to want them at once. The reason says how many stages."""
-    device = planned_traits((9, 0), 132, "auto")
-    for batch, stages in zip((1, 2, 4, 7, 8, 32, 64), held_back, strict=True):
-        plan = make_plan(replace(MLA, batch=batch, tokens=tokens, q_heads=heads), device, 131_072)
-        assert plan.tile.kernel == "warpgroup" and plan.tile.pace_early == int(stages)
-        assert f"s4, {stages} until the queries are there, " in plan.reason
-    assert make_plan(replace(MLA, tokens=tokens), H200, 4096).tile.pace_early == 0
-
-
 def test_the_kernels_asked_for_at_a_start_are_those_of_a_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant that plans do take, so that what is compiled then is of use later."""
     asked: list[WarpgroupVariant] = []

@@ -102,7 +102,7 @@ def test_pieces(pieces: int) -> None:
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("contract", checks.CONTRACTS)
 def test_contracts(contract: str, pace: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "pace_early", lambda batch, rows: pace)
+    monkeypatch.setattr(table, "KEYS_EARLY", pace)
     checks.CONTRACTS[contract]()
 
 

@@ -211,4 +211,4 @@ def available(device_index: int) -> bool:
 @functools.cache
 def warpgroup_available(device_index: int) -> bool:
     """The same for the two launches in CUDA C++, asked with the variant of a model's verify: listed, keys held back."""
-    return _loads(WarpgroupVariant(3, False, listed=True, pace_early=1), device_index, WARPGROUP_PATH)
+    return _loads(WarpgroupVariant(3, False, listed=True), device_index, WARPGROUP_PATH)

@@ -193,7 +193,7 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     if variant is not None:
         tile = fused_tile(request.rows, variant.stages)
     elif takes_warpgroup(request, device):
-        tile = warpgroup_tile(request.batch, request.rows)
+        tile = warpgroup_tile(request.rows)
     if family == "interpreter" and not triton.knobs.runtime.interpret:
         tile = Tile("plain", tile.block_n, tile.block_r, 1, 1)
     splits = choose_splits(family, request.kind)
@@ -204,9 +204,8 @@ def make_plan(request: AttentionRequest, device: DeviceTraits, max_context: int)
     most_a_request = -(-max_context // splits.min_keys)
     items = min(target + request.batch - 1, request.batch * most_a_request)
     use, why = prefer(request, family, device.sm_count)
-    pace = f", {tile.pace_early} until the queries are there" if tile.pace_early else ""
     reason = (
-        f"{family} {tile.kernel} {tile.block_n}x{tile.block_r} w{tile.num_warps} s{tile.num_stages}{pace}, "
+        f"{family} {tile.kernel} {tile.block_n}x{tile.block_r} w{tile.num_warps} s{tile.num_stages}, "
         f"{items} items for {device.sm_count} SMs, {request.rows} rows in {row_blocks}; {why}"
     )
     return SplitPlan(

@@ -137,24 +137,14 @@ def warpgroup_pays(batch: int) -> bool:
     return batch <= WARPGROUP_BATCH
 
 
-# Batches (first, last) at which several tokens want two stages of keys under way before the queries are there.
-KEYS_FIRST = (2, 7)
+# Stages of keys under way before the queries are there. One is up to 12% faster in a loop (16k keys at batch 1), and with a cold L2
+# 0.5 to 0.7 us slower up to 4k.
+KEYS_EARLY = 2
 
 
-def pace_early(batch: int, rows: int) -> int:
-    """Stages of keys under way until the queries are there, of which more hold the queries back in the queue of loads.
-
-    Two at batch 4 with several tokens, the only one measured between 1 and 8 (8.0 against 8.4 us at 1k keys, 11.4 against 12.1 at
-    4k). One elsewhere: in a loop up to 12% faster (16k keys at batch 1), within 1% at worst but for one figure (batch 32, 3
-    tokens, 128k: 2.6% slower). With a cold L2 it costs 0.5 to 0.7 us up to 4k keys.
-    """
-    first, last = KEYS_FIRST
-    return 2 if rows > 8 and first <= batch <= last else 1
-
-
-def warpgroup_tile(batch: int, rows: int) -> Tile:
+def warpgroup_tile(rows: int) -> Tile:
     """Tile of the two launches in CUDA C++: 64 keys by whole groups of eight rows, a ring of four half tiles."""
-    return Tile("warpgroup", 64, -(-rows // 8) * 8, 8, 4, pace_early=pace_early(batch, rows))
+    return Tile("warpgroup", 64, -(-rows // 8) * 8, 8, 4, pace_early=KEYS_EARLY)
 
 
 # A work list a forward pass costs a launch, and each layer then starts by less than a microsecond sooner.
