@@ -91,6 +91,7 @@ def speculative_auto(it: Deployment) -> list[Row]:
         encoder=_stated(it, "is_encoder_decoder"),
         sliding_window=_stated(it, "is_hybrid_swa"),
         rejection_sampling=bool(getattr(args, "speculative_use_rejection_sampling", False)),
+        streaming_session=bool(args.enable_streaming_session),
     )
     reason = admit_server(facts)
     if reason is not None:

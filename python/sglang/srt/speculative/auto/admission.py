@@ -24,7 +24,8 @@ class ServerFacts:
         on_cpu: whether the switch was asked for on a CPU, where it gains nothing.
         on_simulated: whether it was asked for together with simulated acceptance.
         dp_attention, pipeline, two_batch, pdmux, adaptive, multi_layer, disaggregated, lora, mrope, hybrid_pool,
-            sliding_window, rejection_sampling, hisparse, encoder: features that the plain step does not serve yet.
+            sliding_window, rejection_sampling, hisparse, encoder, streaming_session: features that the plain step
+            does not serve yet.
     """
 
     wanted: bool
@@ -52,6 +53,7 @@ class ServerFacts:
     rejection_sampling: bool = False
     hisparse: bool = False
     encoder: bool = False
+    streaming_session: bool = False
 
 
 @dataclass(slots=True)
@@ -93,6 +95,7 @@ FEATURES = (
     ("rejection_sampling", "rejection sampling keeps draft probabilities"),
     ("hisparse", "hierarchical sparse attention"),
     ("encoder", "an encoder-decoder model"),
+    ("streaming_session", "streaming sessions hand on KV that the draft has not written yet"),
 )
 
 

@@ -22,6 +22,11 @@ def span_for(slots: int, width: int, item_bytes: int) -> int:
     return max(FEWEST, min(MOST, MOST_BYTES // max(1, slots * width * item_bytes)))
 
 
+def ring_bytes(slots: int, span: int, width: int, item_bytes: int) -> int:
+    """Bytes of a ring: hidden states, and the token behind each."""
+    return slots * span * (width * item_bytes + 8)
+
+
 class RowRing:
     """``span`` rows for each request slot, filed under position modulo ``span``.
 

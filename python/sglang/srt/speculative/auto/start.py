@@ -10,7 +10,7 @@ import torch
 from sglang.srt.speculative.auto import graphs
 from sglang.srt.speculative.auto.admission import ServerFacts, admit_server
 from sglang.srt.speculative.auto.plain import Stubs
-from sglang.srt.speculative.auto.rows import RowRing, span_for
+from sglang.srt.speculative.auto.rows import RowRing, ring_bytes, span_for
 from sglang.srt.speculative.auto.runtime import SCRIPT, Runtime, make_controller
 
 logger = logging.getLogger("sglang.fork.auto")
@@ -58,6 +58,7 @@ def server_facts(worker: Any) -> ServerFacts:
         rejection_sampling=bool(args.speculative_use_rejection_sampling),
         hisparse=target.hisparse_coordinator is not None,
         encoder=bool(target.model_config.is_encoder_decoder),
+        streaming_session=bool(args.enable_streaming_session),
     )
 
 
@@ -70,7 +71,7 @@ def start(worker: Any) -> tuple[Runtime | None, str | None]:
     slots, span, width, dtype = ring_shape(worker)
     captured = None
     if not str(worker.device).startswith("cpu"):
-        captured, reason = graphs.build(target, slots * span * width * dtype.itemsize)
+        captured, reason = graphs.build(target, ring_bytes(slots, span, width, dtype.itemsize))
         if captured is None:
             return None, reason
     ring = RowRing(slots, span, width, dtype, worker.device)

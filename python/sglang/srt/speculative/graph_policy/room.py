@@ -102,7 +102,8 @@ class Room:
         need, free = self.estimate.text(), f"{self.free / 1e9:.2f} GB"
         if self.fits:
             return f"graphs of {self.estimate.kind} need about {need}, {free} are free"
-        return f"graphs of {self.estimate.kind} need about {need}, only {free} are free; {REMEDY}"
+        beside = f" beside {self.reserved / 1e9:.2f} GB for other parts" if self.reserved else ""
+        return f"graphs of {self.estimate.kind} need about {need}{beside}, only {free} are free; {REMEDY}"
 
 
 REMEDY = (
