@@ -256,7 +256,14 @@ def test_a_plain_step_is_settled_as_upstream_settles_a_verify_of_width_one() -> 
 )
 def test_rows_that_the_draft_owes_are_not_left_to_others(length: int, owed: int, left: int) -> None:
     """Never below the prompt: its rows were written by the prefill, and the prefix cache holds them already."""
-    request = Request(prompt=10, **{OWED: owed})
+    request = Request(prompt=10, cache_protected_len=8, **{OWED: owed})
+    assert hooks.committed(lambda _: length, request) == left
+
+
+@pytest.mark.parametrize(("length", "owed", "left"), [(40, 1, 40), (43, 4, 40), (50, 4, 46), (40, 0, 40)])
+def test_what_the_prefix_cache_has_is_not_released(length: int, owed: int, left: int) -> None:
+    """After a retraction the output was prefilled too; a step in flight owes a row and is not yet committed."""
+    request = Request(prompt=10, cache_protected_len=40, **{OWED: owed})
     assert hooks.committed(lambda _: length, request) == left
 
 

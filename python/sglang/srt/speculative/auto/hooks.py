@@ -135,11 +135,15 @@ def committed(original: Original, self: Any) -> Any:
     """Around the length whose KV a request leaves behind: rows that the draft never wrote are not left to others.
 
     What a finished request leaves in the prefix cache serves the target and the draft of whoever comes next, under
-    the same slots. The rows still owed are released with the spare ones instead.
+    the same slots. The rows still owed are released with the spare ones instead. What the cache has already is never
+    released here: a request that came back from a retraction was prefilled with its output, and under overlap a row is
+    owed before its step counts as committed.
     """
     length = original(self)
     owed = int(getattr(self, OWED, 0))
-    return max(min(length, len(self.origin_input_ids)), length - owed) if owed else length
+    if not owed:
+        return length
+    return max(min(length, max(len(self.origin_input_ids), int(self.cache_protected_len))), length - owed)
 
 
 def internal_state(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
