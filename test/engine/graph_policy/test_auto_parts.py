@@ -260,9 +260,12 @@ def test_rows_that_the_draft_owes_are_not_left_to_others(length: int, owed: int,
     assert hooks.committed(lambda _: length, request) == left
 
 
-@pytest.mark.parametrize(("length", "owed", "left"), [(40, 1, 40), (43, 4, 40), (50, 4, 46), (40, 0, 40)])
+@pytest.mark.parametrize(("length", "owed", "left"), [(41, 1, 41), (43, 4, 41), (50, 4, 46), (41, 0, 41)])
 def test_what_the_prefix_cache_has_is_not_released(length: int, owed: int, left: int) -> None:
-    """After a retraction the output was prefilled too; a step in flight owes a row and is not yet committed."""
+    """After a retraction the output was prefilled too; a step in flight owes a row and is not yet committed.
+
+    41 tokens are 40 pairs, which is what the cache keys by: a length of 40 would release a slot that it holds.
+    """
     request = Request(prompt=10, cache_protected_len=40, **{OWED: owed})
     assert hooks.committed(lambda _: length, request) == left
 

@@ -137,13 +137,14 @@ def committed(original: Original, self: Any) -> Any:
     What a finished request leaves in the prefix cache serves the target and the draft of whoever comes next, under
     the same slots. The rows still owed are released with the spare ones instead. What the cache has already is never
     released here: a request that came back from a retraction was prefilled with its output, and under overlap a row is
-    owed before its step counts as committed.
+    owed before its step counts as committed. One token beyond it, since a key of the cache is a pair of tokens there: of
+    a length n it keeps n - 1 slots and releases the last.
     """
     length = original(self)
     owed = int(getattr(self, OWED, 0))
     if not owed:
         return length
-    return max(min(length, max(len(self.origin_input_ids), int(self.cache_protected_len))), length - owed)
+    return max(min(length, max(len(self.origin_input_ids), int(self.cache_protected_len) + 1)), length - owed)
 
 
 def internal_state(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
