@@ -203,18 +203,27 @@ def standing(rank: int, job: Job, tell: Any) -> Result:
     return made
 
 
+def simulated_bench(
+    ranks: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[tuple[Any, Any, Any], Any], Path]:
+    """The whole bench with ``ranks`` as its ranks' work: rows by method, kind and message rows, and where its table is."""
+    monkeypatch.setattr(launch, "_SPAWN", multiprocessing.get_context("fork"))
+    monkeypatch.setattr(launch, "work", ranks)
+    monkeypatch.setattr(command.topology, "gather", Topology)
+    rows, table = folder / "rows.json", folder / "table.json"
+    words = ["--device", "cpu", "--hidden", "64", "--rows", "3,1", "--repeats", "1", "--steps", "2"]
+    assert command.main([*words, "--json", str(rows), "--table", str(table)]) == 0
+    return {
+        (row.case["method"], row.case["kind"], row.case["rows"]): row for row in Results.load(rows).rows
+    }, table
+
+
 def test_what_stands_still_is_given_up_and_the_bench_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "_SPAWN", multiprocessing.get_context("fork"))
-    monkeypatch.setattr(launch, "work", standing)
-    monkeypatch.setattr(command.topology, "gather", Topology)
-    rows, table = tmp_path / "rows.json", tmp_path / "table.json"
-    words = ["--device", "cpu", "--hidden", "64", "--rows", "3,1", "--repeats", "1", "--steps", "2"]
-    assert command.main([*words, "--json", str(rows), "--table", str(table)]) == 0
+    found, table = simulated_bench(standing, tmp_path, monkeypatch)
     said = capsys.readouterr().out
     assert "packets sum: stood still (rank 0: another rank was not done; rank 1: not done in time)" in said
-    found = {(row.case["method"], row.case["kind"], row.case["rows"]): row for row in Results.load(rows).rows}
     assert not found["packets", PLAIN, 3].metrics and "stood still" in found["packets", PLAIN, 3].note
     # The next message goes through another workspace, and every method is measured.
     assert found["packets", PLAIN, 1].metrics["us"].value > 0 and found["gloo", FUSED, 1].metrics
@@ -233,14 +242,8 @@ def drifting(rank: int, job: Job, tell: Any) -> Result:
 def test_a_figure_after_which_counters_differ_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "_SPAWN", multiprocessing.get_context("fork"))
-    monkeypatch.setattr(launch, "work", drifting)
-    monkeypatch.setattr(command.topology, "gather", Topology)
-    rows, table = tmp_path / "rows.json", tmp_path / "table.json"
-    words = ["--device", "cpu", "--hidden", "64", "--rows", "3,1", "--repeats", "1", "--steps", "2"]
-    assert command.main([*words, "--json", str(rows), "--table", str(table)]) == 0
+    found, table = simulated_bench(drifting, tmp_path, monkeypatch)
     assert "counters differ in channels [1] (channel 1: [7, 8] by rank)" in capsys.readouterr().out
-    found = {(row.case["method"], row.case["kind"], row.case["rows"]): row for row in Results.load(rows).rows}
     assert not found["one-shot", PLAIN, 3].metrics and "counters differ" in found["one-shot", PLAIN, 3].note
     assert found["one-shot", PLAIN, 1].metrics["us"].value > 0  # in another workspace
     assert all(

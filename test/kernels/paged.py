@@ -42,6 +42,16 @@ class Case:
     seed: int = 0
 
 
+# What every form in CUDA C++ runs on the emulated device; each adds what it alone has.
+COMMON = (
+    Case("lengths", dtype=torch.bfloat16, lengths=(3, 4, 67)),
+    Case("padding", dtype=torch.bfloat16, lengths=(0, 131, 0, 5)),
+    Case("several-blocks", dtype=torch.bfloat16, lengths=(397,)),
+    Case("kv-indices-new", dtype=torch.bfloat16, indices=True, include_new=True, lengths=(3, 97)),
+    Case("decode", dtype=torch.bfloat16, tokens=1, include_new=True, lengths=(1, 2, 130)),
+)
+
+
 class Batch:
     """Tensors of a ``Case`` on ``device``; ``run`` calls the product, ``expected`` the oracle.
 

@@ -26,12 +26,8 @@ pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="needs a C++ 
 BF16 = torch.bfloat16
 TRAITS = DeviceTraits((9, 0), 8, fused="always")
 CASES = (
-    Case("lengths", dtype=BF16, lengths=(3, 4, 67)),
-    Case("padding", dtype=BF16, lengths=(0, 131, 0, 5)),
-    Case("several-blocks", dtype=BF16, lengths=(397,)),
+    *paged.COMMON,
     Case("ring-wraps", dtype=BF16, lengths=(1031,)),
-    Case("kv-indices-new", dtype=BF16, indices=True, include_new=True, lengths=(3, 97)),
-    Case("decode", dtype=BF16, tokens=1, include_new=True, lengths=(1, 2, 130)),
     Case("16-heads", dtype=BF16, heads=16, tokens=2, lengths=(130,)),
     Case("5-heads", dtype=BF16, heads=5, tokens=1, lengths=(130,)),
     Case("fp16", dtype=torch.float16, lengths=(197,)),

@@ -29,12 +29,8 @@ BF16 = torch.bfloat16
 TRAITS = DeviceTraits((9, 0), 8, warpgroup="always")
 PACES = (1, 2)  # stages of keys under way until the queries are there
 CASES = (
-    Case("lengths", dtype=BF16, lengths=(3, 4, 67)),
-    Case("padding", dtype=BF16, lengths=(0, 131, 0, 5)),
-    Case("several-blocks", dtype=BF16, lengths=(397,)),
+    *paged.COMMON,
     Case("ring-wraps", dtype=BF16, lengths=(2063,)),
-    Case("kv-indices-new", dtype=BF16, indices=True, include_new=True, lengths=(3, 97)),
-    Case("decode", dtype=BF16, tokens=1, include_new=True, lengths=(1, 2, 130)),
     Case("16-heads", dtype=BF16, heads=16, tokens=2, lengths=(130,)),
     Case("5-heads", dtype=BF16, heads=5, tokens=1, lengths=(130,)),
     Case("fp16", dtype=torch.float16, lengths=(197,)),

@@ -58,12 +58,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 CASES = (
-    Case("lengths", dtype=BF16, lengths=(3, 4, 67)),
-    Case("padding", dtype=BF16, lengths=(0, 131, 0, 5)),
-    Case("several-blocks", dtype=BF16, lengths=(397,)),
+    *paged.COMMON,
     Case("ring-wraps", dtype=BF16, lengths=(2063,)),
-    Case("kv-indices-new", dtype=BF16, indices=True, include_new=True, lengths=(3, 97)),
-    Case("decode", dtype=BF16, tokens=1, include_new=True, lengths=(1, 2, 130)),
     Case("5-heads-fp16", dtype=torch.float16, heads=5, tokens=1, lengths=(130,)),
     Case("all-padding", dtype=BF16, tokens=1, heads=2, lengths=(0, 0)),
 )
