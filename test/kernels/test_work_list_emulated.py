@@ -105,6 +105,37 @@ def test_layers_with_one_list_give_the_same_bits_as_without(case: Case, pace: in
         checks.accurate(batch)
 
 
+@pytest.mark.parametrize("fails", ["lay_out", "launch"])
+def test_a_list_that_was_not_written_or_waited_for_is_read_by_nobody(
+    fails: str, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that fails in a layer, and a caller that goes on with the next one."""
+    batch = Batch(Case("fails", dtype=BF16, lengths=(3, 97)))
+    plan, lists, owner = batch.plan(), PassList(), Owner()
+    want = layers(batch, plan, 1, None)
+    context, space = batch.context(), batch.workspace(plan)
+    lists.enter(0, owner)
+    batch.work = lists
+    with monkeypatch.context() as patch:
+
+        def refused(*args: Any) -> None:
+            raise RuntimeError("refused")
+
+        patch.setattr(EmulatedWarpgroup, fails, refused)
+        with pytest.raises(RuntimeError, match="refused"):
+            batch.run(plan, space)
+    lists.enter(1, owner)
+    assert torch.equal(batch.run(plan, space)[0], want[0])
+    assert lists.written == 2
+    # Without a layer's number in between: a bench, a kernel of one's own.
+    lists = batch.work = PassList()
+    with monkeypatch.context() as patch:
+        patch.setattr(EmulatedWarpgroup, fails, refused)
+        with pytest.raises(RuntimeError, match="refused"):
+            batch.run(plan, space)
+    assert lists.take(plan, context, 0, 0)[1]
+
+
 @pytest.mark.parametrize("contract", checks.CONTRACTS)
 def test_contracts(contract: str, calls_alone: None) -> None:
     checks.CONTRACTS[contract]()

@@ -210,5 +210,5 @@ def available(device_index: int) -> bool:
 
 @functools.cache
 def warpgroup_available(device_index: int) -> bool:
-    """The same for the two launches in CUDA C++, asked with the variant of a model's verify: listed, keys held back."""
+    """The same for the two launches in CUDA C++, asked with the variant of a model's verify, which reads a list."""
     return _loads(WarpgroupVariant(3, False, listed=True), device_index, WARPGROUP_PATH)

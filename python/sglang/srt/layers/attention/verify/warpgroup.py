@@ -39,14 +39,18 @@ def attend_warpgroup(call: FusedCall, merge_trace: torch.Tensor | None, work: Pa
     kernels = fused_driver.load(variant_of(call, work is not None), call.q.device)
     partial, sums = call.workspace.bytes, call.workspace.lse
     split = arguments(call, partial, sums, call.trace)
-    if work is not None:
-        found, fresh = work.take(plan, call.context, stream, capture)
-        split.list = found.data_ptr()
+    merge = split if merge_trace is None else arguments(call, partial, sums, merge_trace)
+    if work is None:
+        kernels.launch(split, merge, plan.items, plan.request.batch, stream)
+        return
+    found, fresh = work.take(plan, call.context, stream, capture)
+    split.list = merge.list = found.data_ptr()
+    try:
         if fresh:
             kernels.lay_out(split, plan.items, stream)
             split.flags |= FRESH_LIST
-    merge = split
-    if merge_trace is not None:
-        merge = arguments(call, partial, sums, merge_trace)
-        merge.list = split.list
-    kernels.launch(split, merge, plan.items, plan.request.batch, stream)
+        kernels.launch(split, merge, plan.items, plan.request.batch, stream)
+    except BaseException:
+        # Nobody may read a list that was not written, or that no split has waited for.
+        work.begin()
+        raise
