@@ -111,6 +111,30 @@ def test_a_setting_is_named() -> None:
     assert "=off" in all_reduce.table(facts(PCIE, setting="off"), "gpu")[0].found
 
 
+@pytest.mark.parametrize("protocol", ["flags", "packets"])
+def test_a_protocol_that_was_asked_for_is_named(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(all_reduce.PROTOCOL, protocol)
+    assert all_reduce.gather()["protocol"] == protocol
+    default, told = all_reduce.table(facts(PCIE, protocol=protocol), "gpu")
+    assert "not measured" in default.found and f"{all_reduce.PROTOCOL}={protocol}" in told.found
+    assert len(all_reduce.table(facts(PCIE, protocol=protocol, setting="force"), "gpu")) == 2
+    assert len(all_reduce.table(facts(PCIE, protocol=protocol, setting="off"), "gpu")) == 1
+
+
+def test_a_table_without_figures_of_packets_says_so(tmp_path: Path) -> None:
+    machine = facts(PCIE)
+    key = measured(machine, tmp_path / "a.json")
+    machine["all_reduce"]["tables"] = all_reduce.tables(tmp_path)
+    (found,) = all_reduce.table(machine, "gpu")
+    assert "packets were not measured" in found.found
+    times = {policy.ONE_SHOT: 5.0, policy.PACKETS: 3.0, policy.STOCK: 6.0}
+    points = [policy.Point(policy.PLAIN, 1, 14_336, times)]
+    table_file.save(policy.from_measurements(key, points, "t"), tmp_path / "a.json", "2026")
+    machine["all_reduce"]["tables"] = all_reduce.tables(tmp_path)
+    (found,) = all_reduce.table(machine, "gpu")
+    assert "packets" not in found.found
+
+
 def test_the_start_that_stood_still() -> None:
     machine = facts(NVLINK)
     assert all_reduce.start(machine, "gpu") == []

@@ -20,6 +20,7 @@ from sglang.verify_doctor.registry import Contribution
 #: A name that takes longer than this to resolve is asked for by every gloo group again.
 NAME_S = 2.0
 SETTING, TABLE = "SGLANG_FORK_ALL_REDUCE", "SGLANG_FORK_ALL_REDUCE_TABLE"
+PROTOCOL = "SGLANG_FORK_ALL_REDUCE_PROTOCOL"
 
 
 def gather() -> dict[str, Any]:
@@ -35,6 +36,7 @@ def gather() -> dict[str, Any]:
         "tables": tables(table_file.folder()),
         "named": (table_file.recorded([Path(named)]) if named else [None])[0],
         "setting": os.environ.get(SETTING, "").strip() or "auto",
+        "protocol": os.environ.get(PROTOCOL, "").strip() or "auto",
         "start_probe": _last_probe(),
         "fusion": fusion_build.look(),
     }
@@ -117,8 +119,15 @@ def table(facts: Mapping[str, Any], mode: str) -> list[Finding]:
     found = section(facts, "all_reduce")
     if mode != "gpu" or len(gpus) < 2 or not found:
         return []
+    protocol = str(found.get("protocol", "auto"))
+    told = (
+        []
+        if protocol == "auto"
+        else [note("all-reduce", f"{PROTOCOL}={protocol}: messages of one hop go that way")]
+    )
     if found.get("setting", "auto") != "auto":
-        return [note("all-reduce", f"{SETTING}={found['setting']}: no table is asked")]
+        words = f"{SETTING}={found['setting']}: no table is asked"
+        return [note("all-reduce", words), *(told if found["setting"] != "off" else [])]
     named = found.get("named")
     sound, refused = _read(facts, [named] if named else found.get("tables") or [], bool(named))
     findings = [
@@ -126,8 +135,8 @@ def table(facts: Mapping[str, Any], mode: str) -> list[Finding]:
         for problem, cure in refused
     ]
     if sound:
-        return [*findings, ok("all-reduce", f"measured on this machine for {', '.join(sound)}")]
-    return findings or _unmeasured(facts)
+        return [*findings, ok("all-reduce", f"measured on this machine for {', '.join(sound)}"), *told]
+    return [*(findings or _unmeasured(facts)), *told]
 
 
 def _read(
@@ -137,7 +146,7 @@ def _read(
 
     A file of another machine is a problem only where a setting names it: the cache may hold those of several.
     """
-    from sglang.srt.distributed.one_shot import table_file
+    from sglang.srt.distributed.one_shot import policy, table_file
 
     gpus = section(facts, "nvidia").get("gpus") or []
     driver = str(section(facts, "nvidia").get("driver") or "")
@@ -147,14 +156,17 @@ def _read(
         problem = str(entry.get("problem") or "")
         if not problem:
             try:
-                key = table_file.parse(entry["document"], entry["file"]).key
+                table = table_file.parse(entry["document"], entry["file"])
+                key = table.key
             except table_file.TableError as error:
                 problem = str(error)
             else:
                 here = dataclasses.replace(key, gpu=str(gpus[0].get("name") or ""), driver=driver)
                 differing = table_file.differences(key, here)
                 if not differing:
-                    sound.append(f"{key.ranks} ranks over {key.link} ({entry['file']})")
+                    known = any(policy.PACKETS in point.us for point in table.points)
+                    lacks = "" if known else "; packets were not measured and are not taken"
+                    sound.append(f"{key.ranks} ranks over {key.link} ({entry['file']}{lacks})")
                 elif named:
                     problem = f"{entry['file']}: measured on another machine ({differing}); {table_file.CURE}"
         if problem:
