@@ -160,7 +160,8 @@ def _text(value: Any) -> str:
 
 
 def one_shot(it: Deployment) -> list[Row]:
-    """Who reduces a decode's and a verify's message, by the gate and the table of the one-shot all-reduce."""
+    """Who reduces a decode's and a verify's message, alone and with add and norm, by the gate and the table of the
+    one-shot all-reduce, and by the protocol that is asked for."""
     size = int(it.args.tp_size)
     off = _off("one-shot-all-reduce")
     if size <= 1 or it.gpu is None or it.target is None:
@@ -185,21 +186,39 @@ def one_shot(it: Deployment) -> list[Row]:
     given = all_reduce.find(it.facts, key)
     table = policy.forced(key) if mode == "force" else given.table
     table = policy.with_protocol(table, settings.protocol(environment))
-    hidden = int(it.target.config.hidden_size)
     rows: list[Row] = []
     if given.refused and mode != "force":
         rows.append(("all-reduce, table", "refused", given.advice))
-    for count in sorted({1, it.draft_tokens}):
-        message = count * hidden * it.target.dtype.itemsize
-        choice = table.choose(policy.PLAIN, message)
-        what = (
-            "as above" if choice.method == policy.STOCK else f"{choice.method}, once the preflight has passed"
-        )
-        rows.append(
-            (
-                f"all-reduce, {count} row{'' if count == 1 else 's'}",
-                f"{what} ({message:,} bytes)",
-                choice.reason,
-            )
-        )
+    kinds = (policy.PLAIN, policy.FUSED) if _defers(it) else (policy.PLAIN,)
+    rows += [_reduced(it, table, kind, count) for kind in kinds for count in sorted({1, it.draft_tokens})]
     return rows
+
+
+def _reduced(it: Deployment, table: Any, kind: str, count: int) -> Row:
+    """Who reduces ``count`` rows (``kind`` as in ``policy``), by the function that a server asks."""
+    from sglang.srt.distributed.one_shot import communicator, policy
+
+    assert it.target is not None
+    hidden, dtype = int(it.target.config.hidden_size), it.target.dtype
+    choice = communicator.decide(table, int(it.args.tp_size), kind, count, hidden, dtype)
+    what = "as above" if choice.method == policy.STOCK else f"{choice.method}, once the preflight has passed"
+    about = f"all-reduce, {count} row{'' if count == 1 else 's'}"
+    message = count * hidden * dtype.itemsize
+    return (
+        about + (", add and norm" if kind == policy.FUSED else ""),
+        f"{what} ({message:,} bytes)",
+        choice.reason,
+    )
+
+
+def _defers(it: Deployment) -> bool:
+    """Whether the target's layers leave reductions to the next norm."""
+    from sglang.srt.distributed.one_shot import gate
+
+    names = getattr(getattr(it.target and it.target.config, "hf_config", None), "architectures", None)
+    return gate.defers(
+        str((names or [""])[0]),
+        data_parallel=bool(it.args.enable_dp_attention),
+        all_to_all=str(it.args.moe_a2a_backend or "none") != "none",
+        deterministic=bool(it.args.enable_deterministic_inference),
+    )

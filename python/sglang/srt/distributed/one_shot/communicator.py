@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from sglang.fork import fallbacks
 from sglang.srt.distributed.one_shot import capture, gate
-from sglang.srt.distributed.one_shot.kernels import OneShotKernels, admit, packet_bytes
+from sglang.srt.distributed.one_shot.kernels import DTYPES, OneShotKernels, WorkspaceSpec, admit, packet_bytes
 from sglang.srt.distributed.one_shot.policy import (
     FUSED,
     ONE_SHOT,
@@ -26,6 +27,39 @@ from sglang.srt.distributed.one_shot.protocol import Variant
 PATH = "one-shot-all-reduce"
 
 _Shape = tuple[str, int, int, torch.dtype]
+
+
+def decide(
+    table: Table,
+    ranks: int,
+    kind: str,
+    rows: int,
+    hidden: int,
+    dtype: torch.dtype,
+    *,
+    spec: WorkspaceSpec | None = None,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> Choice:
+    """Who reduces a message, by the kernels' limits, then the table, then the room of packets. A pure function.
+
+    Args:
+        table: of the machine, with its protocol.
+        ranks: size of the group.
+        kind: ``PLAIN`` or ``FUSED``.
+        rows: of the message.
+        hidden: elements a row.
+        dtype: of an element.
+        spec: the workspace's room (default: the largest possible).
+        dtypes: what the kernels serve.
+    """
+    admission = admit(rows, hidden, dtype, ranks, spec, dtypes=dtypes)
+    if not admission:
+        return Choice(STOCK, admission.reason)
+    size = rows * hidden * dtype.itemsize
+    choice = table.choose(kind, size)
+    if choice.method == PACKETS and size > packet_bytes(ranks):
+        return Choice(ONE_SHOT, f"{choice.reason}; too large for packets", choice.measured)
+    return choice
 
 
 @dataclass
@@ -61,15 +95,8 @@ class Communicator:
         return found
 
     def _decide(self, kind: str, rows: int, hidden: int, dtype: torch.dtype) -> Choice:
-        spec = self.kernels.workspaces[capture.EAGER]
-        admission = admit(rows, hidden, dtype, self.kernels.world_size, spec, dtypes=self.kernels.dtypes)
-        if not admission:
-            return Choice(STOCK, admission.reason)
-        size = rows * hidden * dtype.itemsize
-        choice = self.table.choose(kind, size)
-        if choice.method == PACKETS and size > packet_bytes(self.kernels.world_size):
-            return Choice(ONE_SHOT, f"{choice.reason}; too large for packets", choice.measured)
-        return choice
+        spec, ranks = self.kernels.workspaces[capture.EAGER], self.kernels.world_size
+        return decide(self.table, ranks, kind, rows, hidden, dtype, spec=spec, dtypes=self.kernels.dtypes)
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether ``all_reduce`` is to serve this tensor; the same answer on every rank."""

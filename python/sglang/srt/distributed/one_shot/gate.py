@@ -117,6 +117,21 @@ def fused(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Deci
     return YES
 
 
+def defers(architecture: str, *, data_parallel: bool, all_to_all: bool, deterministic: bool) -> bool:
+    """Whether a model's layers leave their reduction to the next norm; upstream's rules and its list of models.
+
+    Args:
+        architecture: the model's class in its configuration.
+        data_parallel: attention is data-parallel.
+        all_to_all: experts are reached through an all-to-all.
+        deterministic: deterministic inference is on.
+    """
+    from sglang.srt.arg_groups.overrides import _FLASHINFER_ALLREDUCE_FUSION_ARCHS as knows
+
+    # --enforce-disable-flashinfer-allreduce-fusion is FlashInfer's: who starts without that still gets ours.
+    return not (data_parallel or all_to_all or deterministic) and architecture in knows
+
+
 def norm(module: torch.nn.Module) -> Decision:
     """Whether a norm module computes what the fused kernel does: RMSNorm over the whole row, times a weight."""
     if getattr(module, "variance_size_override", None) is not None:

@@ -158,19 +158,18 @@ def _fuses(rows: int) -> bool:
 
 
 def _may_defer() -> bool:
-    """Whether this server's model and layout let a layer leave its reduction to the next norm; upstream's rules."""
-    from sglang.srt.arg_groups.overrides import _FLASHINFER_ALLREDUCE_FUSION_ARCHS as knows
+    """``gate.defers`` of this server's model and layout."""
     from sglang.srt.layers.dp_attention import is_dp_attention_enabled
     from sglang.srt.layers.moe import get_moe_a2a_backend
     from sglang.srt.server_args import get_global_server_args
 
-    if is_dp_attention_enabled() or not get_moe_a2a_backend().is_none():
-        return False
     arguments = get_global_server_args()
-    # --enforce-disable-flashinfer-allreduce-fusion is FlashInfer's: who starts without that still gets ours.
-    if arguments.enable_deterministic_inference:
-        return False
-    return arguments.get_model_config().hf_config.architectures[0] in knows
+    return gate.defers(
+        arguments.get_model_config().hf_config.architectures[0],
+        data_parallel=is_dp_attention_enabled(),
+        all_to_all=not get_moe_a2a_backend().is_none(),
+        deterministic=bool(arguments.enable_deterministic_inference),
+    )
 
 
 def _norm_group(attention: bool) -> Any:
