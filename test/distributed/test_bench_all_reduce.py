@@ -294,7 +294,7 @@ def test_a_report_names_the_channels_whose_counters_differ(monkeypatch: pytest.M
     exchange: Any = Both()
     words = worker._give_up(kernels, "target", exchange, ("packets", PLAIN, 3), "not done in time")
     assert kernels.aborted == ["target"]
-    assert "channel 1, stage 0, epoch 9, flag seen 7" in words and "differ in channels [1]" in words
+    assert "channel 1, stage 0, epoch 9, seen 7" in words and "differ in channels [1]" in words
 
 
 class Event:

@@ -101,6 +101,34 @@ def test_a_lost_flag_ends_within_ten_seconds_and_names_the_pair(turn: int, tmp_p
     assert all(verdict["fault"] == fault for verdict in verdicts)
 
 
+def lost_among_all(packets: bool) -> Any:
+    """What rank 1 sends to rank 0 after the pairs is lost: its packets, or its flags from the fourth on, two-stage's."""
+    kind = Kind.PUSH if packets else Kind.PUBLISH
+
+    def of(rank: int, meeting: Exchange) -> Any:
+        def intercept(step: Step) -> bool:
+            met = step.epoch > preflight.TURNS or step.packets
+            return not (
+                rank == 1 and step.peer == 0 and step.kind is kind and step.packets == packets and met
+            )
+
+        return intercept
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("packets", "words"),
+    [(True, "not every packet came, packets on eager"), (False, "no flag came, two-stage on eager")],
+)
+def test_what_did_not_come_is_named(packets: bool, words: str, tmp_path: Path) -> None:
+    outcomes, _ = ranks.run(try_it, 2, tmp_path, lost_among_all(packets), BRISK)
+    for outcome in outcomes:
+        assert outcome.value is not None, outcome.output
+        fault = outcome.value["fault"]
+        assert (fault.kind, fault.rank, fault.peer, fault.detail) == (cures.LOST, 0, 1, words)
+
+
 @pytest.mark.parametrize("turn", [1, 2, 3])
 def test_a_private_mirror_fails_closed(turn: int, tmp_path: Path) -> None:
     """NVIDIA/nccl#2338: the flag is seen, the data went somewhere else. Stale buffers count (turn 3 reuses one)."""

@@ -7,7 +7,7 @@ from sglang.srt.distributed.one_shot.topology import Topology
 P2P_OFF = "NCCL_P2P_DISABLE=1"
 
 #: Kinds of failure that the preflight tells apart.
-LOST = "lost"  # the pattern never arrived and no flag came
+LOST = "lost"  # the pattern never arrived: no flag came, or not every packet
 WRONG = "wrong"  # a flag came, the bytes are not the pattern
 LATE = "late"  # the rank itself did not answer
 SLOW = "slow"  # everything works, and took longer than the preflight may

@@ -28,8 +28,8 @@ class PeerTimeout(OneShotError):
         workspace: name of the workspace.
         channel: index of the protocol instance.
         stage: 0, or 1 for the second round of the two-stage variant.
-        epoch: flag value that was awaited.
-        seen: flag value found there at the end.
+        epoch: value of a flag, or epoch of a packet, that was awaited.
+        seen: what was found there at the end.
         aborted: the wait was ended by the host and not by the clock.
     """
 
@@ -50,7 +50,7 @@ class PeerTimeout(OneShotError):
         why = "was aborted by the host" if aborted else "ran out of time"
         super().__init__(
             f"all-reduce: rank {rank} waited for rank {peer} and {why} "
-            f"(workspace {workspace}, channel {channel}, stage {stage}, epoch {epoch}, flag seen {seen})"
+            f"(workspace {workspace}, channel {channel}, stage {stage}, epoch {epoch}, seen {seen})"
         )
 
     def __reduce__(self) -> tuple[object, ...]:

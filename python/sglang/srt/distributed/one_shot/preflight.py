@@ -140,11 +140,20 @@ def _guarded(step: Callable[[], Fault | None], rank: int) -> dict[str, Any]:
     except Hung as error:
         return {"fault": asdict(Fault(cures.LOST, rank, -1, str(error))), "wedged": True}
     except PeerTimeout as error:
-        return {"fault": asdict(Fault(cures.LOST, error.rank, error.peer, "no flag came", error.epoch))}
+        return {"fault": asdict(_lost(error, "no flag came"))}
     except Exception as error:
         text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return {"fault": asdict(Fault(cures.KERNEL, rank, -1, text))}
     return {"fault": asdict(fault)} if fault else {"fault": None}
+
+
+def _lost(error: PeerTimeout, what: str) -> Fault:
+    return Fault(cures.LOST, error.rank, error.peer, what, error.epoch)
+
+
+def _name(variant: Variant) -> str:
+    """As tables and settings write it."""
+    return str(variant.value).replace("_", "-")
 
 
 def _pair_step(
@@ -185,27 +194,52 @@ def _pair_step(
 def _together(
     kernels: OneShotKernels, device: torch.device, exchange: Exchange, workspace: str
 ) -> Fault | None:
-    rank, size = exchange.rank, exchange.size
-    pair_s = PAIR_S * kernels.patience
-    shape = (3, min(kernels.workspaces[workspace].max_hidden, 7168))
     # Two calls a turn: both buffers of each variant.
     order = (Variant.ONE_SHOT, Variant.TWO_STAGE, Variant.PACKETS, Variant.ONE_SHOT)
     for turn, variant in enumerate(order):
-        mine = part(rank, turn, shape, torch.bfloat16, device)
-        wanted = expected_sum(size, turn, shape, torch.bfloat16, device)
-        got = kernels.all_reduce(mine, workspace=workspace, variant=variant, limit_s=pair_s)
-        residual, weight = torch.ones_like(mine), torch.full_like(mine[0], 0.5)
-        normed, kept = kernels.all_reduce_rms_norm(
-            mine, residual, weight, 1e-6, workspace=workspace, variant=variant, limit_s=pair_s
-        )
-        settle(kernels, device, pair_s + HOST_S)
-        kernels.check(workspace)
-        if not torch.equal(got, wanted):
-            return Fault(cures.SUM, rank, -1, f"{variant.value} sum on {workspace}")
-        if not torch.equal(kept, wanted + residual):
-            return Fault(cures.SUM, rank, -1, f"{variant.value} residual on {workspace}")
-        if not torch.allclose(normed.float(), rms_reference(kept, weight, 1e-6), rtol=2**-7, atol=2**-7):
-            return Fault(cures.SUM, rank, -1, f"{variant.value} norm on {workspace}")
+        try:
+            fault = _turn(kernels, device, exchange, workspace, turn, variant)
+        except PeerTimeout as error:
+            # What is awaited is the variant's: with packets there are no flags that could come.
+            what = "not every packet" if variant is Variant.PACKETS else "no flag"
+            return _lost(error, f"{what} came, {_name(variant)} on {workspace}")
+        if fault is not None:
+            return fault
+    return None
+
+
+def _turn(
+    kernels: OneShotKernels,
+    device: torch.device,
+    exchange: Exchange,
+    workspace: str,
+    turn: int,
+    variant: Variant,
+) -> Fault | None:
+    """A sum and a sum with add and norm of all ranks.
+
+    Raises:
+        PeerTimeout: something of a peer did not come.
+        Hung: as ``settle``.
+    """
+    rank, size = exchange.rank, exchange.size
+    pair_s = PAIR_S * kernels.patience
+    shape = (3, min(kernels.workspaces[workspace].max_hidden, 7168))
+    mine = part(rank, turn, shape, torch.bfloat16, device)
+    wanted = expected_sum(size, turn, shape, torch.bfloat16, device)
+    got = kernels.all_reduce(mine, workspace=workspace, variant=variant, limit_s=pair_s)
+    residual, weight = torch.ones_like(mine), torch.full_like(mine[0], 0.5)
+    normed, kept = kernels.all_reduce_rms_norm(
+        mine, residual, weight, 1e-6, workspace=workspace, variant=variant, limit_s=pair_s
+    )
+    settle(kernels, device, pair_s + HOST_S)
+    kernels.check(workspace)
+    if not torch.equal(got, wanted):
+        return Fault(cures.SUM, rank, -1, f"{_name(variant)} sum on {workspace}")
+    if not torch.equal(kept, wanted + residual):
+        return Fault(cures.SUM, rank, -1, f"{_name(variant)} residual on {workspace}")
+    if not torch.allclose(normed.float(), rms_reference(kept, weight, 1e-6), rtol=2**-7, atol=2**-7):
+        return Fault(cures.SUM, rank, -1, f"{_name(variant)} norm on {workspace}")
     return None
 
 
