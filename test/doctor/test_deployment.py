@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import int4
 from sglang.bench_verify.slice.shapes import find, rank_slice, target_config
+from sglang.srt.speculative.auto.reserve import AHEAD
+from sglang.srt.speculative.auto.rows import RowRing
+from sglang.srt.speculative.graph_policy import room, sizes
 from sglang.verify_doctor import checks, deployment
 from sglang.verify_doctor.__main__ import launch_arguments, main, parser
 from sglang.verify_doctor.deployment import child, weights
@@ -269,6 +273,43 @@ def test_parts_that_decide_at_run_time(checkpoints: dict[str, str]) -> None:
     assert "one-shot" in rows["all-reduce, 3 rows"]["what"] and "43,008" in rows["all-reduce, 3 rows"]["what"]
     for about in ("cycle as one graph", "fallback to decode"):
         assert rows[about]["what"] in ("yes", "no", "none") and rows[about]["why"], rows[about]
+
+
+SWITCH = (
+    "graphs of plain decode",
+    "ring of rows owed to the draft",
+    "of the KV cache, slots ahead of plain steps",
+)
+
+
+def test_what_plain_decode_beside_verify_takes(checkpoints: dict[str, str]) -> None:
+    """Kimi on eight ranks, 8 requests: the server's own functions, with what they would read from its runners."""
+    content = resolve(CASES[0], checkpoints)
+    memory = content["deployment"]["memory"]
+    slots, width = 8 + 1, 3 * 7168
+    graphs = room.estimate(
+        sizes.KindPlan("decode", 1, tuple(range(1, 9))), room.ModelFacts(7168, 163840, 61, kept_hidden=3)
+    )
+    ring = RowRing(slots, 128, width, torch.bfloat16, "meta")
+    ahead = AHEAD * 8 * memory["token_bytes"]
+    assert [memory["parts"][name] for name in SWITCH] == [graphs.total, ring.bytes, ahead]
+    text = [f.found for f in checks.judge(content, "gpu") if f.about == "memory plan"]
+    for name, words in zip(
+        SWITCH, ("only a device tells", "9 request slots, 128 rows", "32 a request"), strict=True
+    ):
+        (line,) = [found for found in text if name in found]
+        assert words in line
+    rows = {row["about"] for row in content["deployment"]["rows"]}
+    assert "graphs of decode" in rows
+
+
+@pytest.mark.parametrize(
+    "flags", [("--speculative-auto", "off"), ("--enable-streaming-session",)], ids=lambda flags: flags[0]
+)
+def test_a_switch_that_stays_off_takes_nothing(flags: tuple[str, ...], checkpoints: dict[str, str]) -> None:
+    found = resolve(replace(CASES[0], flags=(*CASES[0].flags, *flags)), checkpoints)["deployment"]
+    assert not set(SWITCH) & set(found["memory"]["parts"])
+    assert "graphs of decode" not in {row["about"] for row in found["rows"]}
 
 
 def test_weights_without_room_for_a_cache(checkpoints: dict[str, str]) -> None:

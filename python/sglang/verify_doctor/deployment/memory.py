@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sglang.verify_doctor.deployment import attention, weights
+from sglang.verify_doctor.deployment import attention, switch, weights
 from sglang.verify_doctor.deployment.subject import Deployment, Side
 
 # What is gone before the first weight: driver, CUDA context, modules, communicator. One H200 of 140.4 GiB had 138.5
@@ -50,6 +50,8 @@ def plan(it: Deployment) -> dict[str, Any] | None:
     reserve = total - int(fraction * total)
     parts["graphs, as upstream reserves"] = _graphs(args)
     sources["graphs, as upstream reserves"] = "upstream's estimate, within what is set aside"
+    for part in switch.plan(it, int(tokens), token_bytes):
+        parts[part.name], sources[part.name] = part.bytes, part.source
     return {
         "total_bytes": total,
         "parts": parts,

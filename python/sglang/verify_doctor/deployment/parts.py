@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.fork import topics
 from sglang.verify_doctor.deployment.drafting import draft_backend
 from sglang.verify_doctor.deployment.subject import Deployment, Row
+
+if TYPE_CHECKING:
+    from sglang.srt.speculative.graph_policy.sizes import KindPlan
 
 _CLASSES = {"triton": "TritonAttnBackend", "torch_native": "CpuEagleAttention"}
 
@@ -30,16 +33,7 @@ def verify_graph(it: Deployment) -> list[Row]:
     policy = str(getattr(args, "speculative_verify_graph", "auto"))
     if it.gpu is None or not it.batches:
         return [("graph policy", policy, "nothing is captured here")]
-    asked = [int(size) for size in args.cuda_graph_config.decode.bs or []]
-    most = int(args.max_running_requests or max(asked))
-    kinds = sizes.plan(
-        asked,
-        most,
-        draft_tokens=it.draft_tokens if args.speculative_algorithm else 0,
-        steps=int(args.speculative_num_steps or 0),
-        topk=int(args.speculative_eagle_topk or 1),
-        decode=str(getattr(args, "speculative_auto", "off")) == "on",
-    )
+    asked, most = _sizes(it)
     rows: list[Row] = [
         (
             "graph policy",
@@ -49,12 +43,32 @@ def verify_graph(it: Deployment) -> list[Row]:
     ]
     rows += [
         (f"graphs of {kind.kind}", kind.text().partition(": ")[2], "sizes as asked, up to the batch limit")
-        for kind in kinds
+        for kind in graph_kinds(it)
     ]
     gap = sizes.find_gap(asked, most, padding=not args.disable_cuda_graph_padding)
     if gap is not None:
         rows.append(("graphs, missing", gap.text(), "such a batch runs eagerly"))
     return rows
+
+
+def _sizes(it: Deployment) -> tuple[list[int], int]:
+    """Batch sizes asked for, and the largest batch that can run."""
+    asked = [int(size) for size in it.args.cuda_graph_config.decode.bs or []]
+    return asked, int(it.args.max_running_requests or max(asked))
+
+
+def graph_kinds(it: Deployment) -> tuple[KindPlan, ...]:
+    """The graphs that are captured; plain decode beside verify only where the switch stays on."""
+    from sglang.srt.speculative.graph_policy import sizes
+
+    args = it.args
+    return sizes.plan(
+        *_sizes(it),
+        draft_tokens=it.draft_tokens if args.speculative_algorithm else 0,
+        steps=int(args.speculative_num_steps or 0),
+        topk=int(args.speculative_eagle_topk or 1),
+        decode=auto_off(it) is None,
+    )
 
 
 def speculative_auto(it: Deployment) -> list[Row]:
@@ -64,6 +78,25 @@ def speculative_auto(it: Deployment) -> list[Row]:
         return [("fallback to decode", "none", off)]
     if not it.args.speculative_algorithm:
         return []
+    reason = auto_off(it)
+    if reason is not None:
+        return [("fallback to decode", "no", reason)]
+    return [
+        (
+            "fallback to decode",
+            "yes",
+            "live times decide; what depends on loaded models is asked at the start",
+        )
+    ]
+
+
+def auto_off(it: Deployment) -> str | None:
+    """Why no step falls back to plain decode, None where the arguments allow it."""
+    off = _off("speculative-auto")
+    if off is not None:
+        return off
+    if not it.args.speculative_algorithm:
+        return "no speculation"
     from sglang.srt.speculative.auto.admission import ServerFacts, admit_server
 
     args = it.args
@@ -93,16 +126,7 @@ def speculative_auto(it: Deployment) -> list[Row]:
         rejection_sampling=bool(getattr(args, "speculative_use_rejection_sampling", False)),
         streaming_session=bool(args.enable_streaming_session),
     )
-    reason = admit_server(facts)
-    if reason is not None:
-        return [("fallback to decode", "no", reason)]
-    return [
-        (
-            "fallback to decode",
-            "yes",
-            "live times decide; what depends on loaded models is asked at the start",
-        )
-    ]
+    return admit_server(facts)
 
 
 def cycle_graph(it: Deployment) -> list[Row]:
