@@ -13,7 +13,12 @@ TOPIC = Topic(
     upstream="https://github.com/sgl-project/sglang/pull/25696",
     retire_when="upstream's adaptive speculation captures plain decode and chooses it by measured times",
     detect="with the topic off, a draft that accepts nothing decodes as fast as no draft at all",
-    overlay=("sglang/srt/speculative/auto/",),
+    # The exchange is the all-reduce's, which comes later in the series.
+    overlay=(
+        "sglang/srt/speculative/auto/",
+        "sglang/srt/distributed/one_shot/__init__.py",
+        "sglang/srt/distributed/one_shot/exchange.py",
+    ),
     stacks_on=("run-end", "run-nonfinite", "cycle-graph", "nccl-settings", "verify-stats", "verify-graph"),
     edits=(
         AddField(

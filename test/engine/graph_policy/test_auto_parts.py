@@ -307,7 +307,7 @@ def test_a_plain_step_that_fails_becomes_a_cycle_and_the_switch_stays_off(
     class Runtime:
         """A switch that would decode plainly."""
 
-        gave_up = ""
+        gave_up, plain_begun = "", 1
 
         def choose(self, batch: Any) -> str:
             return "speculate" if self.gave_up else "plain"
@@ -320,6 +320,9 @@ def test_a_plain_step_that_fails_becomes_a_cycle_and_the_switch_stays_off(
             assert [getattr(request, OWED) for request in batch.reqs] == [0, 2]
 
         give_up = RealRuntime.give_up
+
+        def exchange(self) -> None:
+            """One rank."""
 
     def broken(worker: Any, runtime: Any, batch: Any, on_publish: Any) -> Any:
         batch.seq_lens, batch.spec_info, batch.forward_mode = "longer", None, "decode"

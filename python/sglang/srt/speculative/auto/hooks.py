@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.speculative.auto import plain
+from sglang.srt.speculative.auto import failure, plain
 from sglang.srt.speculative.auto.cells import PLAIN
 from sglang.srt.speculative.auto.runtime import ATTRIBUTE, OWED, runtime_of
 from sglang.srt.speculative.auto.start import start
@@ -63,8 +63,12 @@ def step(original: Original, self: Any, batch: Any, on_publish: Any = None, **kw
             AssertionError,
             NotImplementedError,
         ) as error:
-            # A step that cannot be launched must not end the server: the request goes on as a cycle, and stays so.
-            logger.exception("a plain step failed; speculation stays on from here")
+            # A step that cannot be launched must not end the server: the request goes on as a cycle, and stays so. Of
+            # several ranks all do, or the error ends this one and with it the server.
+            logger.exception(
+                "a plain step failed; speculation stays on from here, if it failed on every rank"
+            )
+            failure.agree(error, runtime.exchange(), runtime.plain_begun)
             for name, value in kept.items():
                 setattr(batch, name, value)
             runtime.give_up(batch, f"a plain step failed: {type(error).__name__}")

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from sglang.fork import counters, fallbacks
-from sglang.srt.speculative.auto import catch_up
+from sglang.srt.distributed.one_shot.exchange import Exchange
+from sglang.srt.speculative.auto import catch_up, failure
 from sglang.srt.speculative.auto.admission import PATH, BatchFacts, admit_batch
 from sglang.srt.speculative.auto.cells import MODES, PLAIN, SPECULATE
 from sglang.srt.speculative.auto.controller import Controller, Scripted
@@ -90,6 +91,8 @@ class Runtime:
         self._draft_behind = False
         self._relayed: tuple[bool, bool] | None = None
         self.gave_up: str | None = None
+        # Plain steps that were begun: the same number on every rank.
+        self.plain_begun = 0
 
     # What happens in a step.
 
@@ -124,6 +127,7 @@ class Runtime:
 
     def before_plain(self, batch: Any, on_publish: Any) -> None:
         """Book a plain step; rows that the ring could not hold any more are written first."""
+        self.plain_begun += 1
         relay = relay_of(on_publish)
         if relay is not None and self._relayed is None:
             # Draft inputs need not travel from plain step to plain step: three copies a step.
@@ -149,6 +153,10 @@ class Runtime:
             relay.need_topk, relay.need_hidden_states = self._relayed
             self._relayed = None
             _stash(relay, batch)
+
+    def exchange(self) -> Exchange | None:
+        """Through which the ranks tell each other that a plain step failed; None for one rank."""
+        return failure.exchange_of(self.worker.target_worker.model_runner.tp_group)
 
     def give_up(self, batch: Any, reason: str) -> None:
         """Never decode plainly again; the step that was booked for ``batch`` did not run."""
