@@ -16,7 +16,6 @@ TOPIC = Topic(
     # The exchange is the all-reduce's, which comes later in the series.
     overlay=(
         "sglang/srt/speculative/auto/",
-        "sglang/srt/distributed/one_shot/__init__.py",
         "sglang/srt/distributed/one_shot/exchange.py",
     ),
     stacks_on=("run-end", "run-nonfinite", "cycle-graph", "nccl-settings", "verify-stats", "verify-graph"),
