@@ -132,13 +132,15 @@ def profile(
 def state(engine: Any) -> dict[str, Any]:
     """What the scheduler says about itself: topics, fallbacks, counters, graph capture times, ranks, the switch.
 
-    ``all_reduce`` is who reduces between ranks: by group ``ours``, ``reason``, ``launches`` and ``lines``.
+    ``all_reduce`` is who reduces between ranks: by group ``ours``, ``reason``, ``launches`` and ``lines``;
+    ``memory_usage`` (GB) and ``startup_time`` (seconds) are upstream's.
     """
     info = engine.get_server_info()
     states = info.get("internal_states") or [{}]
     found: dict[str, Any] = dict(states[0].get("spec_stats") or {})
-    if "speculative_auto" in states[0]:
-        found["speculative_auto"] = states[0]["speculative_auto"]
+    for name in ("speculative_auto", "memory_usage", "startup_time"):
+        if name in states[0]:
+            found[name] = states[0][name]
     if "one_shot_all_reduce" in states[0]:
         found["all_reduce"] = states[0]["one_shot_all_reduce"]
     return found
