@@ -32,13 +32,27 @@ def grain_16(plan: SplitPlan) -> SplitPlan:
 CHANGES: dict[str, Change] = {"merge-fits": merge_fits, "grain-16": grain_16}
 
 
-def pace_early(plan: SplitPlan) -> SplitPlan:
-    """One stage of keys under way until the queries are there, then two."""
-    return replace(plan, tile=replace(plan.tile, pace_early=1))
+def ring_128(plan: SplitPlan) -> SplitPlan:
+    """Four stages of keys in the ring, not five."""
+    return replace(plan, tile=replace(plan.tile, num_stages=4))
 
 
+def paced(*pace: int) -> Change:
+    """So many parts of 16 keys by 192 dims under way in the first stage, until the queries are there, and from then on."""
+    first, early, later = pace
+    return lambda plan: replace(plan, tile=replace(plan.tile, pace=(first, early, later)))
+
+
+# As many under way as two stages hold, from the start: what these kernels once did.
+unpaced = paced(12, 12, 12)
 # Of the launches in CUDA C++.
-WARPGROUP_CHANGES: dict[str, Change] = {"pace-early": pace_early}
+WARPGROUP_CHANGES: dict[str, Change] = {
+    "ring-128": ring_128,
+    "unpaced": unpaced,
+    "unpaced-128": lambda plan: unpaced(ring_128(plan)),
+    "pace-3-3-8": paced(3, 3, 8),
+    "pace-4-4-8": paced(4, 4, 8),
+}
 
 
 def warpgroup_applies(plan: SplitPlan) -> bool:

@@ -3,7 +3,9 @@
 Every case lays the cache out as a model does: one pool a layer, all layers under the same slots, the slots of
 a request in random order. ``in_loop`` times a graph that walks over enough layers that no layer's cache is
 still in L2 when its turn comes again; lengths and tables stay warm, as in a model. ``cold`` puts a flush of L2
-before every call and subtracts the time of the flushes alone. Times are medians over graph replays.
+before every call and subtracts the time of the flushes alone: L2 is full of lines that have to be written back, and nothing of the
+call is in it, queries neither. ``cold_clean`` is nearer to a model: what is in L2 has been read, as weights are, and a kernel in
+front of the call has just written the queries. Times are medians over graph replays.
 
     python benchmark/bench_attention.py --out benchmark/results/attention_h200.json
 
@@ -40,6 +42,7 @@ from sglang.bench_verify.rows import Metric, Results, Row
 CONTEXTS = (1024, 4096, 16384, 65536, 131072)
 BATCHES = (1, 4, 8, 32)
 TOKENS = (3, 1)
+MODES = ("in_loop", "cold", "cold_clean")
 # Upstream's serial verify kernel takes milliseconds: beyond this many keys a call it is not worth the time.
 SERIAL_KEYS = 8 * 65536
 
@@ -102,14 +105,38 @@ def in_loop_us(call: Call, layers: int, repeats: int, least: int = LOOP_CALLS) -
     return [t / (rounds * layers) for t in replay_us(graph_of(body), repeats)]
 
 
-def cold_us(call: Call, layers: int, repeats: int, flush: torch.Tensor) -> list[float]:
-    """Microseconds a call with L2 flushed before each, flushes subtracted."""
+def written(flush: torch.Tensor) -> Callable[[], None]:
+    """Fill L2 with lines that are not in memory yet."""
+
+    def run() -> None:
+        flush.zero_()
+
+    return run
+
+
+def read_then_queries(flush: torch.Tensor, queries: torch.Tensor) -> Callable[[], None]:
+    """Fill L2 with lines that are in memory too, then write the queries, as a layer's projections do."""
+    words, total, source = (
+        flush.view(torch.int64),
+        torch.empty((), dtype=torch.int64, device=flush.device),
+        queries.clone(),
+    )
+
+    def run() -> None:
+        torch.sum(words, dim=0, out=total)
+        queries.copy_(source)
+
+    return run
+
+
+def cold_us(call: Call, layers: int, repeats: int, before: Callable[[], None]) -> list[float]:
+    """Microseconds a call behind ``before``, of which the time alone is subtracted."""
     count = min(layers, 8)
 
     def body(with_call: bool) -> None:
         begin_pass(call)
         for layer in range(count):
-            flush.zero_()
+            before()
             if with_call:
                 call(layer)
 
@@ -190,11 +217,12 @@ def measure(case: Case, args: argparse.Namespace, copy: float, flush: torch.Tens
         torch.cuda.synchronize()
         slow = time.perf_counter() - begin > 2e-3
         repeats, layers = (3, 2) if slow else (args.repeats, setup.layers)
-        for mode in ("in_loop", "cold"):
+        fronts = {"cold": written(flush), "cold_clean": read_then_queries(flush, setup.q)}
+        for mode in args.modes:
             if mode == "in_loop":
                 samples = in_loop_us(call, layers, repeats, 1 if slow else LOOP_CALLS)
             elif case.batch == 1:
-                samples = cold_us(call, layers, repeats, flush)
+                samples = cold_us(call, layers, repeats, fronts[mode])
             else:
                 continue
             time_us = Metric.of([round(s, 3) for s in samples], "us")
@@ -220,7 +248,7 @@ def measure(case: Case, args: argparse.Namespace, copy: float, flush: torch.Tens
                 )
             )
             print(
-                f"T{case.tokens} bs{case.batch:<2d} {case.context:6d} {facts['kv']} {mode:7s} {name:10s} "
+                f"T{case.tokens} bs{case.batch:<2d} {case.context:6d} {facts['kv']} {mode:10s} {name:10s} "
                 f"{time_us.value:9.2f} us {rate:5.2f} TB/s {rate / copy:5.2f} diff {difference:.1e}",
                 flush=True,
             )
@@ -274,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--kv", nargs="+", choices=("bf16", "fp8"), default=("bf16", "fp8"))
     parser.add_argument("--max-context", type=int, default=0, help="plan for requests up to this long")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--budget-gib", type=int, default=24, help="device memory for the layers of one case")
     parser.add_argument("--limit-s", type=float, default=1e9, help="stop starting new cases after this long")

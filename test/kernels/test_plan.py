@@ -189,7 +189,9 @@ def test_the_kernels_asked_for_at_a_start_are_those_of_a_verify(monkeypatch: pyt
     assert fused_driver.warpgroup_available.__wrapped__(0)
     (variant,) = asked
     tile = make_plan(MLA, planned_traits((9, 0), 132, "auto"), 131_072).tile
-    assert variant == WarpgroupVariant(tile.block_r // 8, False, listed=True, pace_early=tile.pace_early)
+    assert variant == WarpgroupVariant(
+        tile.block_r // 8, False, listed=True, pace=tile.pace, stages=tile.num_stages
+    )
 
 
 def test_an_unmeasured_architecture_keeps_two_launches() -> None:

@@ -18,16 +18,15 @@ SHARED, REGISTERS, EXTRA = 228 * 1024, 65_536, 1024
 MOVES, TRACED_MOVES = 20, 32
 VARIANTS = (
     *(
-        WarpgroupVariant(tiles, half, traced, listed, pace)
+        WarpgroupVariant(tiles, half, traced, listed)
         for tiles in (1, 2, 3, 4)
         for half in (False, True)
         for traced in (False, True)
         for listed in (False, True)
-        for pace in (1, 2)
     ),
 )
 # A lane's last copy of a stage's first rows: both addresses are one register and a constant, as of the eight before it.
-LAST_COPY = r"LDGSTS\.E\.BYPASS\.128 \[R\d+\+0x10000\], desc\[\w+\]\[R\d+\.64\+0x400\]"
+LAST_COPY = r"LDGSTS\.E\.BYPASS\.128 \[R\d+\+0x28000\], desc\[\w+\]\[R\d+\.64\+0x400\]"
 
 
 def entries(variant: WarpgroupVariant, code: bytes) -> tuple[Resources, Resources]:
@@ -101,7 +100,7 @@ BREAKS = (
 
 @pytest.mark.parametrize(("old", "new"), [b[1:] for b in BREAKS], ids=[b[0] for b in BREAKS])
 def test_control_a_worse_kernel_is_noticed(old: str, new: str) -> None:
-    variant = WarpgroupVariant(3, False, pace_early=1)
+    variant = WarpgroupVariant(3, False)
     source, *headers = ({p.name: p.read_text(encoding="utf-8") for p in variant.files}).items()
     texts = dict(headers)
     assert sum(text.count(old) for text in texts.values()) == 1

@@ -19,7 +19,7 @@ import torch
 from emulation import EmulatedWarpgroup, library
 from paged import Batch, Case, error
 from sglang.fork import fallbacks
-from sglang.srt.layers.attention.verify import fused_driver, launch, stamps, table
+from sglang.srt.layers.attention.verify import fused_driver, launch, stamps
 from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.fused_driver import Params
 from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan
@@ -27,7 +27,6 @@ from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="needs a C++ compiler")
 BF16 = torch.bfloat16
 TRAITS = DeviceTraits((9, 0), 8, warpgroup="always")
-PACES = (1, 2)  # stages of keys under way until the queries are there
 CASES = (
     *paged.COMMON,
     Case("ring-wraps", dtype=BF16, lengths=(2063,)),
@@ -37,7 +36,7 @@ CASES = (
     *(Case(f"x{x}", dtype=BF16, scale=float(x), lengths=(97,)) for x in (8, 50)),
 )
 # Ends of a tile, of half a tile and of the ring, and one beside them.
-CHUNKS = (1, 31, 32, 33, 63, 64, 65, 96, 97, 127, 128, 129, 160, 161, 193)
+CHUNKS = (1, 31, 32, 33, 63, 64, 65, 96, 97, 127, 128, 129, 159, 160, 161, 192, 193, 224, 225)
 # Two row tiles, the second not full; the other numbers of them are above.
 SMALL = Case("small", dtype=BF16, heads=10, tokens=1, include_new=True)
 
@@ -61,31 +60,24 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
-def paced(plan: SplitPlan, pace: int) -> SplitPlan:
-    """``plan`` with ``pace`` stages of keys under way until the queries are there."""
-    return replace(plan, tile=replace(plan.tile, pace_early=pace))
-
-
 def cut(plan: SplitPlan, pieces: int) -> SplitPlan:
     """``plan`` with ``pieces`` pieces of each request, however short."""
     splits = replace(plan.splits, grain=1, min_keys=1)
     return replace(plan, target=pieces, items=pieces + plan.request.batch - 1, splits=splits)
 
 
-@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_oracle(case: Case, pace: int) -> None:
+def test_oracle(case: Case) -> None:
     batch = Batch(case)
     assert batch.plan().tile.kernel == "warpgroup"
-    checks.accurate(batch, paced(batch.plan(), pace))
+    checks.accurate(batch)
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("keys", CHUNKS)
 def test_chunks(keys: int, pieces: int) -> None:
     batch = Batch(replace(SMALL, lengths=(keys * pieces,)))
-    for pace in PACES:
-        checks.accurate(batch, paced(cut(batch.plan(), pieces), pace))
+    checks.accurate(batch, cut(batch.plan(), pieces))
 
 
 # A merge thread has one split, some that not all of its neighbours have, or more than it loads at once.
@@ -95,18 +87,16 @@ def test_pieces(pieces: int) -> None:
     checks.accurate(batch, cut(batch.plan(), pieces))
 
 
-@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("contract", checks.CONTRACTS)
-def test_contracts(contract: str, pace: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "KEYS_EARLY", pace)
+def test_contracts(contract: str) -> None:
     checks.CONTRACTS[contract]()
 
 
-def check_late(device: Device, lengths: tuple[int, ...], keep: int, pace: int = 1) -> None:
+def check_late(device: Device, lengths: tuple[int, ...], keep: int) -> None:
     """Right although the last ``keep`` rows of each request come when the kernel in front has ended."""
     batch = Batch(Case("late", dtype=BF16, heads=2, lengths=lengths))
     want, _ = batch.expected()
-    device.kernel = device.load(WarpgroupVariant(1, False, pace_early=pace), torch.device("cpu"))
+    device.kernel = device.load(WarpgroupVariant(1, False), torch.device("cpu"))
     device.kernel.previous = checks.outstanding(batch, keep)
     try:
         out, _ = batch.run(cut(batch.plan(), 2))
@@ -115,12 +105,9 @@ def check_late(device: Device, lengths: tuple[int, ...], keep: int, pace: int = 
     assert error(out, want) < checks.TOLERANCE[BF16]
 
 
-@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("lengths", [(3,), (30, 67), (200,)])
-def test_nothing_of_the_previous_kernel_is_read_early(
-    device: Device, lengths: tuple[int, ...], pace: int
-) -> None:
-    check_late(device, lengths, 3, pace)
+def test_nothing_of_the_previous_kernel_is_read_early(device: Device, lengths: tuple[int, ...]) -> None:
+    check_late(device, lengths, 3)
 
 
 def test_control_older_rows_are_read_early(device: Device) -> None:
@@ -147,9 +134,9 @@ def test_later_keys_outweigh_earlier_ones(dtype: torch.dtype, factors: tuple[flo
     check_peaks(dtype, factors)
 
 
-def check_all(device: Device, pace: int = 1) -> None:
+def check_all(device: Device) -> None:
     """What each control must break: blocks that merge and one alone, a ring that wraps, halves, late rows, growing scores."""
-    check_late(device, (397, 67), 3, pace)
+    check_late(device, (397, 67), 3)
     check_peaks(BF16, (1, 60, 1))
 
 
@@ -200,9 +187,8 @@ MORE_BREAKS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("pace", PACES)
-def test_what_the_controls_break_is_right(device: Device, pace: int) -> None:
-    check_all(device, pace)
+def test_what_the_controls_break_is_right(device: Device) -> None:
+    check_all(device)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +251,7 @@ def test_queries_that_are_not_aligned_are_copied_and_counted_under_this_path() -
 
 
 def test_host_and_kernel_agree_on_sizes() -> None:
-    for variant in (WarpgroupVariant(tiles, False, pace_early=pace) for tiles in (1, 3) for pace in PACES):
+    for variant in (WarpgroupVariant(tiles, False) for tiles in (1, 3)):
         found = library(variant)
         assert found.params_bytes() == ctypes.sizeof(Params)
         assert found.shared_bytes() == variant.shared_bytes()

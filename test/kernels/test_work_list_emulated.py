@@ -90,12 +90,10 @@ def layers(batch: Batch, plan: SplitPlan, count: int, lists: PassList | None) ->
     return outs
 
 
-@pytest.mark.parametrize("pace", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_layers_with_one_list_give_the_same_bits_as_without(case: Case, pace: int, device: Device) -> None:
+def test_layers_with_one_list_give_the_same_bits_as_without(case: Case, device: Device) -> None:
     batch = Batch(case)
     plan = batch.plan()
-    plan = replace(plan, tile=replace(plan.tile, pace_early=pace))
     want = layers(batch, plan, 2, None)
     lists = PassList()
     assert all(torch.equal(a, b) for a, b in zip(layers(batch, plan, 2, lists), want, strict=True))
@@ -189,15 +187,14 @@ def test_control_a_broken_merge_is_noticed(device: Device, old: str, new: str) -
     checks.must_fail(lambda: check_skewed(True))
 
 
-def check_late(device: Device, lengths: tuple[int, ...], pace: int = 1) -> None:
+def check_late(device: Device, lengths: tuple[int, ...]) -> None:
     """A pass of two layers: the kernel in front of the list writes lengths, requests and table, the one in front of a split
     queries and new rows."""
     batch = Batch(Case("late", dtype=BF16, heads=2, lengths=lengths))
     want, _ = batch.expected()
-    kernel = device.load(WarpgroupVariant(1, False, listed=True, pace_early=pace), torch.device("cpu"))
+    kernel = device.load(WarpgroupVariant(1, False, listed=True), torch.device("cpu"))
     kept = [t.clone() for t in (batch.seq_lens, batch.req, batch.table)]
     plan, owner = cut(batch.plan(), 3), Owner()
-    plan = replace(plan, tile=replace(plan.tile, pace_early=pace))
     batch.seq_lens.fill_(1)
     batch.table.zero_()
 
@@ -215,12 +212,9 @@ def check_late(device: Device, lengths: tuple[int, ...], pace: int = 1) -> None:
     assert kernel.lists == 1
 
 
-@pytest.mark.parametrize("pace", [1, 2])
 @pytest.mark.parametrize("lengths", [(3,), (30, 67), (200,)])
-def test_nothing_of_the_previous_kernel_is_read_early(
-    device: Device, lengths: tuple[int, ...], pace: int
-) -> None:
-    check_late(device, lengths, pace)
+def test_nothing_of_the_previous_kernel_is_read_early(device: Device, lengths: tuple[int, ...]) -> None:
+    check_late(device, lengths)
 
 
 BREAKS = (
@@ -268,18 +262,5 @@ def test_control_a_list_older_than_the_lengths_is_noticed() -> None:
     checks.must_fail(lambda: check_changed_lengths(Careless()))
 
 
-def test_a_block_that_holds_back_keys_until_the_queries_are_there_gives_the_same_bits() -> None:
-    """One stage under way, then two, against two from the start; with a list and without."""
-    batch = Batch(Case("paced", dtype=BF16, heads=2, lengths=(397,)))
-    plan = batch.plan()
-    want, _ = batch.run(replace(plan, tile=replace(plan.tile, pace_early=2)))
-    plan = replace(plan, tile=replace(plan.tile, pace_early=1))
-    for lists in (None, PassList()):
-        batch.work = lists
-        assert torch.equal(batch.run(plan)[0], want)
-
-
 def test_host_and_kernel_agree_on_a_line() -> None:
     assert library(WarpgroupVariant(1, False, listed=True)).list_line() == fused_build.WARPGROUP_LINE
-    paced = WarpgroupVariant(1, False, pace_early=1)
-    assert library(paced).shared_bytes() == paced.shared_bytes()

@@ -125,6 +125,9 @@ DEVICE void copy16_or_zero(unsigned to, const char* from, bool there) {
   static const char zeros[16] __attribute__((aligned(16))) = {};
   copy16(to, there ? from : zeros);
 }
+// Waiting for one's own copies tells nobody else, and here they land as late as they may.
+DEVICE void part_sent() {}
+template <int LEFT> void parts_under_way() {}
 DEVICE void shared_to_matrix() { device::S->now->known.fence(); }
 // Row r of matrix i goes to the address that lane 8 i + r gave: it is column r of what the lanes hold.
 DEVICE void matrix_store_turned2(unsigned a, unsigned x, unsigned y) {

@@ -35,10 +35,10 @@ STAGE_KEYS = 32
 # Bytes of shared memory that one block may have.
 SHARED_LIMIT = {(9, 0): 232_448, (10, 0): 232_448, (10, 3): 232_448, (12, 0): 101_376, (12, 1): 101_376}
 
-# Of the kernels in ``warpgroup.cu``: keys in the ring, threads of a split and of a merge block, packets that the latter adds up.
-WARPGROUP_RING, WARPGROUP_THREADS, WARPGROUP_MERGE_THREADS, WARPGROUP_PACKETS = 128, 256, 256, 16
-# Stages of keys under way at once, and words of a work item in the list of a forward pass.
-WARPGROUP_PACE, WARPGROUP_LINE = 2, 160
+# Of the kernels in ``warpgroup.cu``: threads of a block of the list, the split and the merge, packets that the latter adds up.
+WARPGROUP_LIST_THREADS, WARPGROUP_THREADS, WARPGROUP_MERGE_THREADS, WARPGROUP_PACKETS = 128, 256, 256, 16
+# Words of a work item in the list of a forward pass.
+WARPGROUP_LINE = 160
 # From this batch on the merge has a quarter of its blocks: requests have so few splits that most would have nothing to do.
 WARPGROUP_FEWER_FROM, WARPGROUP_FEWER = 8, 4
 
@@ -91,15 +91,16 @@ class Variant:
 class WarpgroupVariant:
     """Compile-time choices of ``warpgroup.cu``: row tiles of 8, fp16 instead of bf16, time stamps.
 
-    ``listed``: split and merge read the work list of a forward pass, which a third kernel writes. ``pace_early``: stages of
-    keys under way at once until the queries are there.
+    ``listed``: split and merge read the work list of a forward pass, which a third kernel writes. ``pace``: parts of
+    16 keys by 192 dims under way at once in the first stage, until the queries are there, and from then on.
     """
 
     row_tiles: int
     half: bool
     traced: bool = False
     listed: bool = False
-    pace_early: int = WARPGROUP_PACE
+    pace: tuple[int, int, int] = (3, 4, 8)
+    stages: int = 5
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -114,18 +115,21 @@ class WarpgroupVariant:
             NT=self.row_tiles,
             HALF=int(self.half),
             LISTED=int(self.listed),
-            PACE_EARLY=self.pace_early,
+            STAGES=self.stages,
+            PACE_FIRST=self.pace[0],
+            PACE_EARLY=self.pace[1],
+            PACE=self.pace[2],
         )
 
     def shared_bytes(self) -> int:
         """Shared memory of a split block: ring, queries, probabilities twice, rows, barriers."""
         rows = 8 * self.row_tiles
-        barriers = 16 * (4 + (self.pace_early < WARPGROUP_PACE))
-        return WARPGROUP_RING * 1152 + rows * (1152 + 2 * 64 * 2 + 2 * 4 * 4) + barriers
+        barriers = 16 * (self.stages + 1)
+        return self.stages * STAGE_KEYS * 1152 + rows * (1152 + 2 * 64 * 2 + 2 * 4 * 4) + barriers
 
     def merge_bytes(self) -> int:
         """Shared memory of a merge block: sums of its threads, maxima and sums of weights of rows."""
-        return WARPGROUP_MERGE_THREADS * (48 + 2)
+        return WARPGROUP_MERGE_THREADS * (40 + 2)
 
     @property
     def split_packets(self) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify.fused_build import (
+    WARPGROUP_LIST_THREADS,
     WARPGROUP_MERGE_THREADS,
-    WARPGROUP_RING,
     WARPGROUP_THREADS,
     BuildError,
     Variant,
@@ -146,7 +146,7 @@ class WarpgroupKernels:
     def lay_out(self, params: Params, items: int, stream: int) -> None:
         """Write a work list on ``stream``, in front of the split that has ``FRESH_LIST``."""
         assert self._list is not None
-        self._loaded.run(self._list, params, (items, 1), WARPGROUP_RING, 0, stream)
+        self._loaded.run(self._list, params, (items, 1), WARPGROUP_LIST_THREADS, 0, stream)
 
     def launch(self, split: Params, merge: Params, items: int, batch: int, stream: int) -> None:
         """Launch both on ``stream``; their arguments differ in where time stamps go."""

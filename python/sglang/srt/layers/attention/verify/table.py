@@ -28,8 +28,9 @@ FORMS: dict[Kernel, str] = {
 class Tile:
     """Shape of one program: ``block_n`` keys by ``block_r`` query rows, and how the compiler lays it out.
 
-    ``max_registers`` (a thread, 0 for the compiler's choice) leaves room for merge blocks on the same SM. ``pace_early``
-    (two launches in CUDA C++, 0 for other kernels): stages of keys under way until the queries are there, 1 or 2.
+    ``max_registers`` (a thread, 0 for the compiler's choice) leaves room for merge blocks on the same SM. ``pace`` (two
+    launches in CUDA C++): parts of 16 keys by 192 dims under way in the first stage, until the queries are there, and from
+    then on.
     """
 
     kernel: Kernel
@@ -38,7 +39,7 @@ class Tile:
     num_warps: int
     num_stages: int
     max_registers: int = 0
-    pace_early: int = 0
+    pace: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -137,14 +138,13 @@ def warpgroup_pays(batch: int) -> bool:
     return batch <= WARPGROUP_BATCH
 
 
-# Stages of keys under way before the queries are there. One is up to 12% faster in a loop (16k keys at batch 1), and with a cold L2
-# 0.5 to 0.7 us slower up to 4k.
-KEYS_EARLY = 2
+# Parts of 16 keys by 192 dims under way in the first stage, before the queries are there, and from then on.
+PACE = (3, 4, 8)
 
 
 def warpgroup_tile(rows: int) -> Tile:
-    """Tile of the two launches in CUDA C++: 64 keys by whole groups of eight rows, a ring of four half tiles."""
-    return Tile("warpgroup", 64, -(-rows // 8) * 8, 8, 4, pace_early=KEYS_EARLY)
+    """Tile of the two launches in CUDA C++: 64 keys by whole groups of eight rows, a ring of five half tiles."""
+    return Tile("warpgroup", 64, -(-rows // 8) * 8, 8, 5, pace=PACE)
 
 
 # A work list a forward pass costs a launch, and each layer then starts by less than a microsecond sooner.

@@ -7,8 +7,8 @@
 // `verify_merge`: adds the blocks of a request, in an order that never changes, and puts values where they belong.
 // `verify_list`: in front of a forward pass' first split, writes down what every block of every layer would find out for itself.
 //
-// Compile-time: NT (row tiles of 8), HALF (0: bf16, 1: fp16), LISTED (split and merge read such a list), PACE_EARLY (below). No
-// headers: the run-time compiler has none.
+// Compile-time: NT (row tiles of 8), HALF (0: bf16, 1: fp16), LISTED (split and merge read such a list), PACE and its like (below).
+// No headers: the run-time compiler has none.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -27,15 +27,24 @@ typedef unsigned long long u64;
 #define FP8 0
 
 constexpr int KEYS = 64;             // keys a tile
-constexpr int STAGES = 4, STAGE_KEYS = 32;  // halves of two tiles
-// Stages under way at once. More stand in a queue, in which whatever this multiprocessor loads and stores stands as well: the
-// queries, and the last call's results on their way out.
-constexpr int PACE = 2;
-// As many until the queries are there.
-#ifndef PACE_EARLY
-#define PACE_EARLY 2
+#ifndef STAGES
+#define STAGES 5
 #endif
-static_assert(PACE_EARLY >= 1 && PACE_EARLY <= PACE && PACE == 2);
+constexpr int STAGE_KEYS = 32;       // half a tile: one lies in two stages side by side
+// Keys are asked for in parts, 16 keys by 192 dims (6 KiB a multiprocessor), of which PACE are under way at once; PACE_EARLY until the
+// queries are there, and PACE_FIRST of the first stage. More stand in queues of the memory, in which what else is loaded stands as well:
+// the last call's results on their way to its merge, then the queries. A block of no more than a tile has no time to lose.
+constexpr int PART_LINES = 3;
+#ifndef PACE
+#define PACE 8
+#endif
+#ifndef PACE_EARLY
+#define PACE_EARLY 6
+#endif
+#ifndef PACE_FIRST
+#define PACE_FIRST 3
+#endif
+static_assert(PACE_FIRST >= 1 && PACE_FIRST <= PACE_EARLY && PACE_EARLY <= PACE);
 constexpr int CONSUMERS = 4;         // warps that multiply: a warpgroup
 constexpr int PRODUCERS = 4;         // warps that copy
 constexpr int THREADS = 32 * (CONSUMERS + PRODUCERS);
@@ -44,19 +53,20 @@ constexpr int ROWS8 = 8 * NT;        // query rows, padded
 constexpr int BLOCK = 64;            // dims that lie side by side: a row of 128 bytes, its 16-byte pieces swizzled
 constexpr int BLOCKS = LATENT / BLOCK, OUTPUTS = VALUE / BLOCK;
 constexpr int CHUNKS = 2 * LATENT / 16;
-constexpr int BLOCK_BYTES = KEYS * 128, TILE_BYTES = BLOCKS * BLOCK_BYTES, HALF_BYTES = STAGE_KEYS * 128;
+constexpr int STAGE_BYTES = STAGE_KEYS * 128;  // of a block of dims
+constexpr int BLOCK_BYTES = STAGES * STAGE_BYTES;
 constexpr int Q_BLOCK_BYTES = ROWS8 * 128;
 constexpr int SPLIT_PACKETS = NT * 4 * 128;  // [row tile][pair of dim blocks][thread], 16 bytes each
 constexpr int OUT_PITCH = 2 * VALUE + 16;    // a lone block's result on its way out, in the ring
 
 // Shared memory of the split: ring, queries, probabilities twice, what warps tell each other of a row, barriers (full, empty).
-constexpr int AT_QUERIES = STAGES / 2 * TILE_BYTES;
+constexpr int AT_QUERIES = BLOCKS * BLOCK_BYTES;
 constexpr int AT_P = AT_QUERIES + BLOCKS * Q_BLOCK_BYTES;
 constexpr int P_BYTES = ROWS8 * KEYS * 2;
 constexpr int AT_ROWS = AT_P + 2 * P_BYTES;
 constexpr int AT_BARRIER = AT_ROWS + 2 * ROWS8 * CONSUMERS * 4;
 constexpr int AT_QUERIES_THERE = AT_BARRIER + 16 * STAGES;
-constexpr int SHARED_BYTES = AT_QUERIES_THERE + (PACE_EARLY < PACE ? 16 : 0);
+constexpr int SHARED_BYTES = AT_QUERIES_THERE + 16;
 
 // The merge: a block adds up PACKETS packets of every split of a request, GROUPS threads each.
 constexpr int MERGE_THREADS = 256, PACKETS = 16, GROUPS = MERGE_THREADS / PACKETS;
@@ -64,7 +74,8 @@ constexpr int MERGE_BLOCKS = SPLIT_PACKETS / PACKETS;  // a request
 // Where a request has at most so many blocks, one of so many merge blocks does the work of all.
 constexpr int FEW = 16, FEW_FOLD = 4, FEWEST = 8, FEWEST_FOLD = 16;
 
-constexpr int LIST_THREADS = STAGES * STAGE_KEYS;  // of a block of the work list: one a slot
+constexpr int SLOTS = 32 * PRODUCERS;  // of keys that the copying threads hold at once, one each
+constexpr int LIST_THREADS = SLOTS;    // of a block of the work list
 
 #include "fused_work.cuh"
 #include "warpgroup_device.cuh"
@@ -85,9 +96,7 @@ KERNEL_SPLIT void verify_split(const __grid_constant__ Params p) {
 #endif
   let_next_kernel_start();
   STAMP_BEGIN();
-#if PACE_EARLY < 2
   if (tid == 0) barrier_init(sm + AT_QUERIES_THERE, 1);
-#endif
 #if LISTED
   // All of it is asked for at once; the ring and the copies' places are made ready meanwhile.
   const Entry e = read_entry(p, item);

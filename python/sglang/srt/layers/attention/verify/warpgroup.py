@@ -17,7 +17,8 @@ def variant_of(call: FusedCall, listed: bool = False) -> WarpgroupVariant:
         call.plan.request.q_dtype == torch.float16,
         call.trace is not None,
         listed,
-        tile.pace_early,
+        tile.pace,
+        tile.num_stages,
     )
 
 

@@ -24,6 +24,10 @@ DEVICE void matrix_store_turned2(u32 a, u32 x, u32 y) {
 DEVICE void copy16_or_zero(u32 to, const char* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+// This thread's copies since the last call are a part; and it goes on when no more than LEFT parts of its are under way.
+DEVICE void part_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+DEVICE void parts_under_way() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 DEVICE uint4 global_u32x4(const u32* a) {
   uint4 x;
   asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(a) : "memory");

@@ -2,10 +2,10 @@
 //
 // What a block of the split takes, which blocks a request has and where their first keys lie is the same in every layer: written down
 // once, a block asks for all of it at once instead of for lengths, then slots. A line an item of the grid, its first words the slots
-// of the keys that fill a ring, as the copying threads have them; then an entry. Item b's has the share of request b as well.
+// of its first keys, as the copying threads have them; then an entry. Item b's has the share of request b as well.
 #pragma once
 
-constexpr int LIST_SLOTS = STAGES * STAGE_KEYS, LIST_LINE = LIST_SLOTS + 32;  // words: whole lines of 128 bytes
+constexpr int LIST_SLOTS = SLOTS, LIST_LINE = LIST_SLOTS + 32;  // words: whole lines of 128 bytes
 
 struct Entry {
   uint4 keys, more;  // request, lo, hi, length; slots' place (two words), share of the request with the item's number

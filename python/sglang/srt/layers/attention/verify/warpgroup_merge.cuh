@@ -21,7 +21,7 @@ DEVICE Share find_share(const Params& p, int b, int lane) {
 }
 
 // Shared memory of the merge: what a thread has of its packet; of a pair of rows, a group's maxima and sums of weights.
-constexpr int SPREAD = 48;  // bytes from packet to packet: 32 and some, for the banks
+constexpr int SPREAD = 40;  // bytes from packet to packet: 32 and some, for the banks; more has no room beside a block of the split
 constexpr int AT_SUMS = 0, AT_MAXIMA = MERGE_THREADS * SPREAD;
 constexpr int MERGE_BYTES = AT_MAXIMA + MERGE_THREADS / 8 * 16;
 
@@ -79,8 +79,8 @@ DEVICE void merge(const Params& p, const Share& s, u32 sm, int tid, int b, int b
   }
   STAMP(INPUTS_THERE);
   const u32 to = sm + AT_SUMS + tid * SPREAD;
-  shared_put_f32x4(to, sum[0], sum[1], sum[2], sum[3]);
-  shared_put_f32x4(to + 16, sum[4], sum[5], sum[6], sum[7]);
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) shared_put_f32x2(to + i * 4, sum[i], sum[i + 1]);
   if (slot < 2) shared_put_f32x4(sm + AT_MAXIMA + (tid / PACKETS * 2 + slot) * 16, m[0], n[0], m[1], n[1]);
   __syncthreads();
   // A thread a value, groups in order.

@@ -7,9 +7,11 @@ DEVICE u32 piece(int row, int chunk, int block_bytes) {
 }
 
 constexpr int MINE = STAGE_KEYS / PRODUCERS;  // rows of a stage that a warp copies, four at a time
-static_assert(32 * PRODUCERS == STAGES * STAGE_KEYS && MINE * STAGES == 32);
+static_assert(BLOCKS % PART_LINES == 0);
+constexpr int SLOT_STAGES = SLOTS / STAGE_KEYS;  // that the slots are for
+static_assert(MINE * SLOT_STAGES == 32);
 
-// Which of the keys in a full ring a copying thread has the slot of: row lane % 8 of its warp's, of stage lane / 8.
+// Which of the keys of so many stages a copying thread has the slot of: row lane % 8 of its warp's, of stage lane / 8.
 DEVICE int key_of(int thread) {
   const int warp = thread >> 5, lane = thread & 31;
   return lane / MINE * STAGE_KEYS + warp * MINE + lane % MINE;
@@ -20,7 +22,7 @@ DEVICE int slot_of(const Params& p, const Work& w, int key) {
 DEVICE int first_slot(const Params& p, const Work& w, int thread) { return slot_of(p, w, w.lo + key_of(thread)); }
 
 // The producer warps: rows of keys [lo, hi) into the ring, zeros behind the last. Rows older than this call's tokens may be
-// read while the kernel before this one still runs, rows of its tokens may not. `slot` is this thread's for the first full ring.
+// read while the kernel before this one still runs, rows of its tokens may not. `slot` is this thread's for the first stages.
 //
 // Eight lanes copy a row, a line of 128 bytes at a time: a lane's 18 copies of a stage have two places each in memory and in the
 // ring, the rest is in the instructions.
@@ -40,46 +42,49 @@ DEVICE void produce(const Params& p, const Work& w, u32 sm, int lane, int slot, 
   const int fresh = w.length - p.tokens;
   int next = 0;
   bool waited = false;
-#if PACE_EARLY < 2
-  bool early = true;
-#endif
-  int stage = 0;
+  bool early = w.hi - w.lo > KEYS;
+  int stage = 0, known = 0;  // the latter of those that the slots are for
   u32 parity = 1;
   if (slot >= 0) STAMP_COPIES(SLOTS_READ);
   for (int at = w.lo; at < w.hi; at += STAGE_KEYS) {
     const int n = w.hi - at < STAGE_KEYS ? w.hi - at : STAGE_KEYS, done = at - w.lo;
-    const u32 rows = my.to + stage / 2 * TILE_BYTES + stage % 2 * HALF_BYTES;
+    const u32 rows = my.to + stage * STAGE_BYTES;
     if (done >= STAGES * STAGE_KEYS) barrier_wait(empty + 8 * stage, parity);
-#if PACE_EARLY < 2
-    if (early) early = !barrier_passed(sm + AT_QUERIES_THERE, 0);
-    const int pace = early ? PACE_EARLY : PACE;
-#else
-    constexpr int pace = PACE;
-#endif
-    if (done >= pace * STAGE_KEYS) barrier_wait(full + 8 * ((stage + STAGES - pace) % STAGES), stage >= pace ? parity ^ 1 : parity);
     if (!waited && at + n > fresh) {
       wait_for_previous_kernel();
       waited = true;
     }
 #pragma unroll
     for (int g = 0; g < MINE / 4; g++) {
-      const int their = __shfl_sync(~0u, slot, stage * MINE + 4 * g + (lane >> 3));
+      const int their = __shfl_sync(~0u, slot, known * MINE + 4 * g + (lane >> 3));
       const char* row = my.from + (u64)(u32)their * (u32)p.stride_slot;
       // Four rows on, the swizzle flips its third bit.
       const u32 here = (rows ^ (g & 1) << 6) + g * 512;
       const bool there = my.row0 + 4 * g < n;
+      if (early) early = !barrier_passed(sm + AT_QUERIES_THERE, 0);
 #pragma unroll
-      for (int i = 0; i < BLOCKS; i++) copy16_or_zero(here + i * BLOCK_BYTES, row + i * 128, there);
+      for (int i = 0; i < BLOCKS; i++) {
+        if (i % PART_LINES == 0) {
+          if (early && at == w.lo) parts_under_way<PACE_FIRST - 1>();
+          else if (early) parts_under_way<PACE_EARLY - 1>();
+          else parts_under_way<PACE - 1>();
+        }
+        copy16_or_zero(here + i * BLOCK_BYTES, row + i * 128, there);
+        if (i % PART_LINES == PART_LINES - 1) part_sent();
+      }
     }
     barrier_arrive_after_copies(full + 8 * stage);
     if (at == w.lo) STAMP_COPIES(FIRST_COPIES_SENT);
     STAMP_COPIES(LAST_COPIES_SENT);
-    // Behind the first copies: it takes its time, and is needed when the ring is full.
-    if (stage == 0) next = slot_of(p, w, at + STAGES * STAGE_KEYS + my.mine);
+    // Behind the first copies: it takes its time, and is needed some stages on.
+    if (known == 0) next = slot_of(p, w, at + SLOTS + my.mine);
+    if (++known == SLOT_STAGES) {
+      known = 0;
+      slot = next;
+    }
     if (++stage == STAGES) {
       stage = 0;
       parity ^= 1;
-      slot = next;
     }
   }
   copies_done();
@@ -321,20 +326,18 @@ DEVICE void consume(const Params& p, const Work& w, u32 sm, int tid, int item) {
   shared_to_matrix();
   warpgroup_sync();
   STAMP(INPUTS_THERE);
-#if PACE_EARLY < 2
   if (tid == 0) barrier_arrive(sm + AT_QUERIES_THERE);
-#endif
   const u32 sums = sm + AT_ROWS + ROWS8 * CONSUMERS * 4;
   int stage = 0;
   u32 parity = 0;
   for (int at = w.lo; at < w.hi;) {
     float s[4 * NT];
-    // Of more keys than the ring holds the last come as two halves: what is left to do when they are there is shorter by half of
-    // the second product.
+    // A tile does not go over the end of the ring: there half of one comes. Of more than two tiles the last comes as two halves: what is
+    // left to do when its keys are there is shorter by half of the second product.
     const int left = w.hi - at;
-    const bool first = at == w.lo, whole = stage % 2 == 0 && left > (w.hi - w.lo > 2 * KEYS ? KEYS : STAGE_KEYS);
+    const bool first = at == w.lo, whole = stage + 1 < STAGES && left > (w.hi - w.lo > 2 * KEYS ? KEYS : STAGE_KEYS);
     const int end = at + (whole ? KEYS : STAGE_KEYS);
-    const u32 tile = sm + stage / 2 * TILE_BYTES + stage % 2 * HALF_BYTES;
+    const u32 tile = sm + stage * STAGE_BYTES;
     barrier_wait(full + 8 * stage, parity);
     if (whole) barrier_wait(full + 8 * stage + 8, parity);
     shared_to_matrix();
