@@ -1,7 +1,7 @@
 """The sampled part of a cycle on the device: the fork's draw inside the graph against what upstream runs after its verify.
 
 Both begin at the target's logits, float32 [requests * 3, vocabulary], and end at the accepted tokens of a chain of two
-drafts. ``accept`` is the fork's step as it stands in the cycle's graph (mark, draw, acceptance), ``draw`` its one
+drafts. ``accept`` is the fork's step as it stands in the cycle's graph (mark, draw, acceptance), ``draw`` its
 kernel that reads the logits. ``upstream`` is the sequence of upstream's sampled verify: temperature, softmax, renormalisation
 of top-k and top-p where a request asks for them, variates and the tree walk. It renormalises with flashinfer's kernels
 where flashinfer is installed; ``upstream-aot`` takes the ones that sgl_kernel ships.

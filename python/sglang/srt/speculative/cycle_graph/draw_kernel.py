@@ -1,10 +1,12 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""One token a row by a draw from the filtered distribution, without sorting: one launch, one program a row.
+"""One token a row by a draw from the filtered distribution, without sorting; a row is shared by many programs.
 
 The filters (docs/sampling.md) keep a front of the tokens ordered by probability, ties by token. A front is a threshold
-and, of the tokens that equal it, how many: both are found by search over the bit patterns of the weights, four parts a
-pass. Rows without a filter skip the search, greedy rows also the draw. The sums run in float64 and in a fixed order,
-so ranks that hold equal logits draw equal tokens. The variates are those of ``sampled.coins``.
+and, of the tokens that equal it, how many. The threshold is found digit by digit in the bits of the weights: each of
+``LEVELS`` launches sorts the weights that share the digits so far into ``BINS`` by the next one, and sums every bin
+(a radix selection). Weights are summed as integers, so a sum does not depend on its order, and ranks that hold equal
+logits draw equal tokens. Rows without a filter leave the search at once, greedy rows also the draw. The variates are
+those of ``sampled.coins``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ import torch
 import triton
 import triton.language as tl
 
-COLUMNS, WARPS = 4096, 16
+# Columns of a program, and how many of them it puts into bins at a time.
+COLUMNS, SLICE, WARPS = 2048, 128, 4
+# A digit of five bits; six of them are the 30 bits that a weight in (0, 1] has below its sign and its largest exponent bit.
+DIGIT, LEVELS = 5, 6
+BINS = 1 << DIGIT
+# A weight of 1 as an integer, and where a bin's count begins above its sum: 2^11 columns of 2^39 stay below it.
+SCALE, COUNT_AT = 39, 51
+# Of a row: digits so far, then count and sum of the weights above them, for every level; then the sum of all.
+FOUND, TOTAL_AT = 3 * (LEVELS + 1) + 1, 3 * (LEVELS + 1)
 
 
 @triton.jit
@@ -38,130 +48,255 @@ def _coin(counter, row):
 
 
 @triton.jit
-def _weights(logits, column, columns, best, warmth):
-    """exp((logit - best) / temperature) in (0, 1], 0 behind the row's end."""
+def _bits(logits, column, columns, best, warmth):
+    """Bits of exp((logit - best) / temperature), a number in [0, 1]; 0 behind the row's end."""
     value = tl.load(logits + column, mask=column < columns, other=float("-inf")).to(tl.float32)
-    return tl.exp((value - best) / warmth)
+    return tl.exp((value - best) / warmth).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def _above(weight, pivot):
-    """How many weights have larger bits than ``pivot``, and their sum."""
-    here = weight.to(tl.int32, bitcast=True) > pivot
-    return tl.sum(here.to(tl.int32), 0), tl.sum(tl.where(here, weight, 0.0).to(tl.float64), 0)
+def _fixed(bits, SCALE: tl.constexpr):
+    """The weight with these bits times 2^SCALE, cut to an integer."""
+    shift = (bits >> 23) - (150 - SCALE)
+    digits = ((bits & 0x7FFFFF) | 0x800000).to(tl.int64)
+    return tl.where(
+        shift >= 0, digits << tl.maximum(shift, 0).to(tl.int64), digits >> tl.minimum(-shift, 63).to(tl.int64)
+    )
 
 
 @triton.jit
-def draw_kernel(
-    state,
+def _best(peaks, row, CHUNKS: tl.constexpr, LANES: tl.constexpr):
+    """The row's largest logit (NaN counts as +inf) from its programs' ones."""
+    lane = tl.arange(0, LANES)
+    return tl.max(tl.load(peaks + row * CHUNKS + lane, mask=lane < CHUNKS, other=float("-inf")), 0)
+
+
+@triton.jit
+def _draws(top_k, best):
+    """Is the row drawn at all? A greedy one is not, nor one that holds no numbers."""
+    return (top_k > 1) & (best < float("inf")) & (best > float("-inf"))
+
+
+@triton.jit
+def _filters(top_k, top_p, least, columns):
+    """Does a filter take tokens away from the row?"""
+    return (top_k < columns) | (top_p < 1.0) | (least > 0.0)
+
+
+@triton.jit
+def _room(total, top_p):
+    """How much weight may lie above a token that stays."""
+    return tl.where(top_p < 1.0, (total.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64), total)
+
+
+@triton.jit
+def _narrow(
+    bins, found, row, top_k, top_p, LEVEL: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, BINS: tl.constexpr,
+    DIGIT: tl.constexpr, LEVELS: tl.constexpr, COUNT_AT: tl.constexpr, FOUND: tl.constexpr, TOTAL_AT: tl.constexpr,
+):  # fmt: skip
+    """Digits of the threshold after ``LEVEL`` levels, count and sum of the weights above all that share them, and the
+    sum of all weights.
+
+    The threshold is the smallest number whose tokens still start within both limits: fewer than top-k tokens above it,
+    and at most the room.
+    """
+    lane, digit = tl.arange(0, LANES), tl.arange(0, BINS)
+    at = ((row * CHUNKS + lane) * BINS)[:, None] + digit[None, :]
+    packed = tl.load(bins + at, mask=(lane < CHUNKS)[:, None], other=0)
+    counts = tl.sum(packed >> COUNT_AT, 0)
+    sums = tl.sum(packed & ((1 << COUNT_AT) - 1), 0)
+    before = found + row * FOUND + 3 * (LEVEL - 1)
+    digits, count, heavier = tl.load(before), tl.load(before + 1), tl.load(before + 2)
+    total = tl.sum(sums, 0)
+    if LEVEL > 1:
+        total = tl.load(found + row * FOUND + TOTAL_AT)
+    counts = count + tl.sum(counts, 0) - tl.cumsum(counts, 0)
+    sums = heavier + tl.sum(sums, 0) - tl.cumsum(sums, 0)
+    # Nothing that counts is above the last bin, or it would not have been chosen.
+    ok = (counts < top_k) & (sums <= _room(total, top_p))
+    chosen = tl.min(tl.where(ok, digit, BINS - 1), 0)
+    digits += chosen.to(tl.int64) << (DIGIT * (LEVELS - LEVEL))
+    count = tl.sum(tl.where(digit == chosen, counts, 0), 0)
+    heavier = tl.sum(tl.where(digit == chosen, sums, 0), 0)
+    return digits, count, heavier, total
+
+
+@triton.jit
+def peaks_kernel(
     logits,
     stride,
     columns,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    maxima,
-    indices,
-    scratch_stride,
-    WIDTH: tl.constexpr,
-    COUNTER: tl.constexpr,
+    peaks,
+    firsts,
+    found,
+    CHUNKS: tl.constexpr,
     COLS: tl.constexpr,
+    FOUND: tl.constexpr,
 ):
-    """Row r: its largest logit (NaN as +inf) and its token."""
+    """Program (row, chunk): its largest logit, NaN as +inf, and the first column of it; level 0 of the search."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    column = chunk * COLS + tl.arange(0, COLS)
+    value = tl.load(
+        logits + row.to(tl.int64) * stride + column, mask=column < columns, other=float("-inf")
+    ).to(tl.float32)
+    value = tl.where(value == value, value, float("inf"))
+    tl.store(peaks + row * CHUNKS + chunk, tl.max(value, 0))
+    tl.store(firsts + row * CHUNKS + chunk, chunk * COLS + tl.argmax(value, 0))
+    if chunk == 0:
+        zero = tl.full([], 0, tl.int64)
+        tl.store(found + row * FOUND, zero)
+        tl.store(found + row * FOUND + 1, zero)
+        tl.store(found + row * FOUND + 2, zero)
+
+
+@triton.jit
+def level_kernel(
+    logits, stride, columns, temperatures, top_ks, top_ps, min_ps, peaks, found, bins_before, bins,
+    LEVEL: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, COLS: tl.constexpr,
+    SLICE: tl.constexpr, BINS: tl.constexpr, DIGIT: tl.constexpr, LEVELS: tl.constexpr, SCALE: tl.constexpr,
+    COUNT_AT: tl.constexpr, FOUND: tl.constexpr, TOTAL_AT: tl.constexpr,
+):  # fmt: skip
+    """Program (row, chunk): bins of the next digit, of its weights that share the digits so far."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    request = row // WIDTH
+    top_k, top_p, least = tl.load(top_ks + request), tl.load(top_ps + request), tl.load(min_ps + request)
+    best = _best(peaks, row, CHUNKS, LANES)
+    if _draws(top_k, best) & _filters(top_k, top_p, least, columns):
+        digits = tl.full([], 0, tl.int64)
+        if LEVEL > 0:
+            digits, count, heavier, total = _narrow(
+                bins_before,
+                found,
+                row,
+                top_k,
+                top_p,
+                LEVEL,
+                CHUNKS,
+                LANES,
+                BINS,
+                DIGIT,
+                LEVELS,
+                COUNT_AT,
+                FOUND,
+                TOTAL_AT,
+            )
+            if chunk == 0:
+                after = found + row * FOUND + 3 * LEVEL
+                tl.store(after, digits)
+                tl.store(after + 1, count)
+                tl.store(after + 2, heavier)
+                tl.store(found + row * FOUND + TOTAL_AT, total)
+        logits += row.to(tl.int64) * stride
+        warmth = tl.load(temperatures + request)
+        SHIFT: tl.constexpr = DIGIT * (LEVELS - 1 - LEVEL)
+        low = digits.to(tl.int32)
+        digit = tl.arange(0, BINS)
+        column = chunk * COLS + tl.arange(0, COLS)
+        here = (_bits(logits, column, columns, best, warmth) - low) >> SHIFT
+        summed = tl.zeros([BINS], tl.int64)
+        # After a few digits most programs have nothing left to look at.
+        if tl.sum(((here >= 0) & (here < BINS) & (column < columns)).to(tl.int32), 0) > 0:
+            parts = tl.zeros([SLICE, BINS], tl.int64)
+            for start in range(0, COLS, SLICE):
+                some = chunk * COLS + start + tl.arange(0, SLICE)
+                bits = _bits(logits, some, columns, best, warmth)
+                of = tl.where(some < columns, (bits - low) >> SHIFT, -1)
+                packed = _fixed(bits, SCALE) + (1 << COUNT_AT)
+                parts += tl.where(of[:, None] == digit[None, :], packed[:, None], 0)
+            summed = tl.sum(parts, 0)
+        tl.store(bins + (row * CHUNKS + chunk) * BINS + digit, summed)
+
+
+@triton.jit
+def shares_kernel(
+    logits, stride, columns, temperatures, top_ks, top_ps, min_ps, peaks, found, bins, shares,
+    WIDTH: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, COLS: tl.constexpr, BINS: tl.constexpr,
+    DIGIT: tl.constexpr, LEVELS: tl.constexpr, SCALE: tl.constexpr, COUNT_AT: tl.constexpr, FOUND: tl.constexpr,
+    TOTAL_AT: tl.constexpr,
+):  # fmt: skip
+    """Program (row, chunk): the threshold; of its weights the sum and count above it, and how many equal it."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    request = row // WIDTH
+    top_k, top_p, least = tl.load(top_ks + request), tl.load(top_ps + request), tl.load(min_ps + request)
+    best = _best(peaks, row, CHUNKS, LANES)
+    if _draws(top_k, best):
+        low = tl.maximum(least, 0.0).to(tl.int32, bitcast=True)
+        if _filters(top_k, top_p, least, columns):
+            digits, _count, _heavier, _total = _narrow(
+                bins,
+                found,
+                row,
+                top_k,
+                top_p,
+                LEVELS,
+                CHUNKS,
+                LANES,
+                BINS,
+                DIGIT,
+                LEVELS,
+                COUNT_AT,
+                FOUND,
+                TOTAL_AT,
+            )
+            low = tl.maximum(low, digits.to(tl.int32))
+        column = chunk * COLS + tl.arange(0, COLS)
+        bits = _bits(
+            logits + row.to(tl.int64) * stride, column, columns, best, tl.load(temperatures + request)
+        )
+        above = bits > low
+        mine = shares + (row * CHUNKS + chunk) * 3
+        tl.store(mine, tl.sum(tl.where(above, _fixed(bits, SCALE), 0), 0))
+        tl.store(mine + 1, tl.sum(above.to(tl.int64), 0))
+        tl.store(mine + 2, tl.sum(((bits == low) & (column < columns)).to(tl.int64), 0))
+        if chunk == 0:
+            tl.store(found + row * FOUND + 3 * LEVELS, low.to(tl.int64))
+
+
+@triton.jit
+def token_kernel(
+    state, logits, stride, columns, temperatures, top_ks, top_ps, min_ps, peaks, firsts, found, shares, maxima, indices,
+    scratch_stride, WIDTH: tl.constexpr, COUNTER: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
+    COLS: tl.constexpr, LEVELS: tl.constexpr, SCALE: tl.constexpr, FOUND: tl.constexpr, TOTAL_AT: tl.constexpr,
+):  # fmt: skip
+    """Row r: its largest logit and its token, in the chunk where the variate falls."""
     row = tl.program_id(0)
     request = row // WIDTH
-    logits += row.to(tl.int64) * stride
-    lane = tl.arange(0, COLS)
-    best = tl.full([], float("-inf"), tl.float32)
-    first = tl.full([], 0, tl.int32)
-    for start in range(0, columns, COLS):
-        value = tl.load(logits + start + lane, mask=start + lane < columns, other=float("-inf")).to(
-            tl.float32
-        )
-        value = tl.where(value == value, value, float("inf"))
-        top = tl.max(value, 0)
-        if top > best:
-            first = start + tl.argmax(value, 0)
-            best = top
+    lane = tl.arange(0, LANES)
+    peak = tl.load(peaks + row * CHUNKS + lane, mask=lane < CHUNKS, other=float("-inf"))
+    best = tl.max(peak, 0)
     tl.store(maxima + row * scratch_stride, best)
+    token = tl.load(firsts + row * CHUNKS + tl.argmax(peak, 0))
     top_k = tl.load(top_ks + request)
-    token = first
-    if (top_k > 1) & (best < float("inf")) & (best > float("-inf")):
-        warmth = tl.load(temperatures + request)
-        total = tl.full([], 0.0, tl.float64)
-        for start in range(0, columns, COLS):
-            total += tl.sum(_weights(logits, start + lane, columns, best, warmth).to(tl.float64), 0)
-        top_p = tl.load(top_ps + request)
-        least = tl.load(min_ps + request)
-        room = top_p.to(tl.float64) * total
-        # Bits of the threshold, tokens that equal it and stay, and the weight of all that stay.
-        low = tl.maximum(least, 0.0).to(tl.int32, bitcast=True)
-        ties = columns
-        kept = total
-        if (top_k < columns) | (top_p < 1.0) | (least > 0.0):
-            # ``high`` always qualifies: nothing is above the largest weight, which is 1.
-            high = tl.maximum(low, tl.full([], 1.0, tl.float32).to(tl.int32, bitcast=True))
-            while low < high:
-                part = (high - low) // 4
-                a, b, c = low + part, low + 2 * part, low + 3 * part
-                count_a, count_b, count_c = 0, 0, 0
-                mass_a = tl.full([], 0.0, tl.float64)
-                mass_b, mass_c = mass_a, mass_a
-                for start in range(0, columns, COLS):
-                    weight = _weights(logits, start + lane, columns, best, warmth)
-                    count, mass = _above(weight, a)
-                    count_a, mass_a = count_a + count, mass_a + mass
-                    count, mass = _above(weight, b)
-                    count_b, mass_b = count_b + count, mass_b + mass
-                    count, mass = _above(weight, c)
-                    count_c, mass_c = count_c + count, mass_c + mass
-                # The smallest value whose tokens still start within both limits.
-                if (count_a < top_k) & (mass_a <= room):
-                    high = a
-                elif (count_b < top_k) & (mass_b <= room):
-                    low = a + 1
-                    high = b
-                elif (count_c < top_k) & (mass_c <= room):
-                    low = b + 1
-                    high = c
-                else:
-                    low = c + 1
-            above = 0
-            heavier = tl.full([], 0.0, tl.float64)
-            equal = 0
-            for start in range(0, columns, COLS):
-                weight = _weights(logits, start + lane, columns, best, warmth)
-                count, mass = _above(weight, low)
-                above, heavier = above + count, heavier + mass
-                same = (weight.to(tl.int32, bitcast=True) == low) & (start + lane < columns)
-                equal += tl.sum(same.to(tl.int32), 0)
-            value = low.to(tl.float32, bitcast=True).to(tl.float64)
-            ties = tl.minimum(equal, top_k - above)
-            if value > 0.0:
-                ties = tl.minimum(ties.to(tl.float64), tl.floor((room - heavier) / value) + 1.0).to(tl.int32)
-            kept = heavier + ties.to(tl.float64) * value
-        target = _coin(tl.load(state + COUNTER), row) * kept
-        done = tl.full([], 0.0, tl.float64)
-        seen = 0
-        found = tl.full([], -1, tl.int32)
-        last = first
-        for start in range(0, columns, COLS):
-            weight = _weights(logits, start + lane, columns, best, warmth)
-            bits = weight.to(tl.int32, bitcast=True)
-            same = (bits == low) & (start + lane < columns)
-            rank = seen + tl.cumsum(same.to(tl.int32), 0)
-            stays = ((bits > low) | (same & (rank <= ties))) & (weight > 0.0)
-            mass = tl.where(stays, weight, 0.0).to(tl.float64)
-            reached = done + tl.cumsum(mass, 0)
-            hit = tl.min(tl.where(stays & (reached > target), start + lane, columns), 0)
-            if (found < 0) & (hit < columns):
-                found = hit
-            # Rounding can leave the product at the full sum: the last token that stays takes it.
-            last = tl.maximum(last, tl.max(tl.where(stays, start + lane, 0), 0))
-            seen += tl.sum(same.to(tl.int32), 0)
-            done += tl.sum(mass, 0)
-        token = tl.where(found >= 0, found, last)
+    if _draws(top_k, best):
+        mine = shares + (row * CHUNKS + lane) * 3
+        sums = tl.load(mine, mask=lane < CHUNKS, other=0)
+        equals = tl.load(mine + 2, mask=lane < CHUNKS, other=0)
+        heavier = tl.sum(sums, 0)
+        above = tl.sum(tl.load(mine + 1, mask=lane < CHUNKS, other=0), 0)
+        low = tl.load(found + row * FOUND + 3 * LEVELS).to(tl.int32)
+        value = _fixed(low, SCALE)
+        # Tokens that equal the threshold and stay: by their number, and by the room that is left in front of the last.
+        ties = tl.minimum(tl.sum(equals, 0), top_k - above)
+        top_p, least = tl.load(top_ps + request), tl.load(min_ps + request)
+        if _filters(top_k, top_p, least, columns) & (value > 0):
+            room = _room(tl.load(found + row * FOUND + TOTAL_AT), top_p)
+            ties = tl.minimum(ties, (room - heavier) // tl.maximum(value, 1) + 1)
+        kept = heavier + ties * value
+        goal = tl.minimum((_coin(tl.load(state + COUNTER), row) * kept.to(tl.float64)).to(tl.int64), kept - 1)
+        earlier = tl.cumsum(equals, 0) - equals
+        sums += tl.minimum(tl.maximum(ties - earlier, 0), equals) * value
+        reached = tl.cumsum(sums, 0)
+        chunk = tl.min(tl.where(reached > goal, lane, CHUNKS - 1), 0)
+        goal -= tl.sum(tl.where(lane < chunk, sums, 0), 0)
+        ties -= tl.sum(tl.where(lane < chunk, equals, 0), 0)
+        column = chunk * COLS + tl.arange(0, COLS)
+        bits = _bits(
+            logits + row.to(tl.int64) * stride, column, columns, best, tl.load(temperatures + request)
+        )
+        same = (bits == low) & (column < columns)
+        stays = (bits > low) | (same & (tl.cumsum(same.to(tl.int64), 0) <= ties))
+        weight = tl.where(stays, _fixed(bits, SCALE), 0)
+        token = tl.min(tl.where((weight > 0) & (tl.cumsum(weight, 0) > goal), column, columns), 0)
     tl.store(indices + row * scratch_stride, token)
 
 
@@ -173,18 +308,52 @@ def draw(
     maxima: torch.Tensor,
     indices: torch.Tensor,
 ) -> None:
-    """Draw every row of ``logits`` [B * W, V] for the B requests of ``sampling``; one launch.
+    """Draw every row of ``logits`` [B * W, V] for the B requests of ``sampling``; ``LEVELS`` + 3 launches.
 
     Args:
         state: int32, holds the cycle's number at ``counter_at``.
         counter_at: see ``state``.
-        logits: dense rows.
+        logits: dense rows, V at most 2^23: sums are integers of 62 bits.
         sampling: ``buffers.Sampling``.
         maxima: float32 [B * W, P], the first column is written.
         indices: int32 [B * W, P], the first column is written.
+
+    Scratch comes from PyTorch's allocator, in a capture from the graph's own memory, like an activation.
     """
-    draw_kernel[(logits.shape[0],)](
-        state, logits, logits.stride(0), logits.shape[1], sampling.temperatures, sampling.top_ks, sampling.top_ps,
-        sampling.min_ps, maxima, indices, maxima.stride(0),
-        WIDTH=logits.shape[0] // sampling.temperatures.shape[0], COUNTER=counter_at, COLS=COLUMNS, num_warps=WARPS,
-    )  # fmt: skip
+    rows, columns = logits.shape
+    chunks = triton.cdiv(columns, COLUMNS)
+    device = logits.device
+    peaks = torch.empty(rows, chunks, dtype=torch.float32, device=device)
+    firsts = torch.empty(rows, chunks, dtype=torch.int32, device=device)
+    found = torch.empty(rows, FOUND, dtype=torch.int64, device=device)
+    bins = torch.empty(2, rows, chunks, BINS, dtype=torch.int64, device=device)
+    shares = torch.empty(rows, chunks, 3, dtype=torch.int64, device=device)
+    row = (logits, logits.stride(0), columns)
+    asked = (sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps)
+    width = rows // sampling.temperatures.shape[0]
+    lanes = max(2, triton.next_power_of_2(chunks))
+    grid = (rows, chunks)
+    fit: dict[str, Any] = {"CHUNKS": chunks, "COLS": COLUMNS, "FOUND": FOUND, "num_warps": WARPS}
+    peaks_kernel[grid](*row, peaks, firsts, found, **fit)
+    fit |= {"WIDTH": width, "LANES": lanes, "LEVELS": LEVELS, "SCALE": SCALE, "TOTAL_AT": TOTAL_AT}
+    search = fit | {"BINS": BINS, "DIGIT": DIGIT, "COUNT_AT": COUNT_AT}
+    for level in range(LEVELS):
+        level_kernel[grid](
+            *row, *asked, peaks, found, bins[level % 2 ^ 1], bins[level % 2],
+            LEVEL=level, SLICE=min(SLICE, COLUMNS), **search,
+        )  # fmt: skip
+    shares_kernel[grid](*row, *asked, peaks, found, bins[LEVELS % 2 ^ 1], shares, **search)
+    token_kernel[(rows,)](
+        state,
+        *row,
+        *asked,
+        peaks,
+        firsts,
+        found,
+        shares,
+        maxima,
+        indices,
+        maxima.stride(0),
+        COUNTER=counter_at,
+        **fit,
+    )

@@ -78,7 +78,7 @@ def verify_inputs(buffers: CycleBuffers) -> None:
 def accept(buffers: CycleBuffers) -> None:
     """See ``steps.accept``; two launches, the first of which also carries the hidden states over.
 
-    Where rows are drawn, three and a copy: a mark, the draw, acceptance.
+    Where rows are drawn, a mark, those of the draw, a copy and acceptance.
     """
     b, vocabulary, width = buffers, buffers.verify.logits.shape[1], buffers.verify.hidden.shape[1]
     if b.sampling is None:
