@@ -28,6 +28,12 @@ def with_target(plan: SplitPlan, target: int) -> SplitPlan:
     return replace(plan, target=target, items=items, splits=splits)
 
 
+def cut(plan: SplitPlan, pieces: int) -> SplitPlan:
+    """``plan`` with about ``pieces`` pieces, evened out, however short (exact for one request)."""
+    splits = replace(plan.splits, grain=1, min_keys=1)
+    return replace(plan, target=pieces, items=pieces + plan.request.batch - 1, splits=splits)
+
+
 def accurate(batch: Batch, plan: SplitPlan | None = None, space: VerifyWorkspace | None = None) -> None:
     """Output and LSE of ``plan`` (by policy, if None) against float64; poison anywhere it must not look would show as NaN."""
     out, lse = batch.run(plan, space)

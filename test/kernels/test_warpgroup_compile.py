@@ -24,9 +24,12 @@ VARIANTS = (
         for traced in (False, True)
         for listed in (False, True)
     ),
+    WarpgroupVariant(3, False, listed=True, pace=(12, 12, 12), stages=4),  # of the bench
 )
 # A lane's last copy of a stage's first rows: both addresses are one register and a constant, as of the eight before it.
-LAST_COPY = r"LDGSTS\.E\.BYPASS\.128 \[R\d+\+0x28000\], desc\[\w+\]\[R\d+\.64\+0x400\]"
+LAST_COPY = r"LDGSTS\.E\.BYPASS\.128 \[R\d+\+0x{:x}\], desc\[\w+\]\[R\d+\.64\+0x400\]"
+# Six parts of a stage wait for others to land, by each of the paces.
+PARTS = 6
 
 
 def entries(variant: WarpgroupVariant, code: bytes) -> tuple[Resources, Resources]:
@@ -52,7 +55,9 @@ def check_split(variant: WarpgroupVariant, split: Resources) -> None:
     assert split.sass.count(shape) == 36 + 32
     assert (f"{shape}.BF16" in split.sass) != variant.half
     assert split.count("R2UR") <= (TRACED_MOVES if variant.traced else MOVES)
-    assert re.search(LAST_COPY, split.sass)
+    assert re.search(LAST_COPY.format(8 * variant.stages * fused_build.STAGE_KEYS * 128), split.sass)
+    for parts in variant.pace:
+        assert len(re.findall(rf"DEPBAR\.LE SB\d, {parts - 1:#x}\b", split.sass)) >= PARTS
 
 
 def check_list(code: bytes) -> None:
@@ -68,7 +73,8 @@ def check_merge(merge: Resources) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(v, id=str(v), marks=[pytest.mark.slow] * v.traced) for v in VARIANTS]
+    "variant",
+    [pytest.param(v, id=str(v), marks=[pytest.mark.slow] * (v.traced or v.stages != 5)) for v in VARIANTS],
 )
 def test_resources(variant: WarpgroupVariant) -> None:
     code = machine_code(variant, ARCH)
@@ -94,6 +100,7 @@ BREAKS = (
         "  return a + (threadIdx.x >> 8);",
     ),
     ("an address for each copy", "row + i * 128, there", "row + i * p.header_width, there"),
+    ("copies that wait for no others", "else parts_under_way<PACE - 1>();", "else;"),
     ("registers for half as many", "NT > 3 ? 208 : 168", "NT > 3 ? 208 : 96"),
 )
 

@@ -16,13 +16,14 @@ import emulation
 import paged
 import pytest
 import torch
+from checks import cut
 from emulation import EmulatedWarpgroup, library
 from paged import Batch, Case, error
 from sglang.fork import fallbacks
 from sglang.srt.layers.attention.verify import fused_driver, launch, stamps
 from sglang.srt.layers.attention.verify.fused_build import WarpgroupVariant
 from sglang.srt.layers.attention.verify.fused_driver import Params
-from sglang.srt.layers.attention.verify.plan import DeviceTraits, SplitPlan
+from sglang.srt.layers.attention.verify.plan import DeviceTraits
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="needs a C++ compiler")
 BF16 = torch.bfloat16
@@ -60,12 +61,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
-def cut(plan: SplitPlan, pieces: int) -> SplitPlan:
-    """``plan`` with ``pieces`` pieces of each request, however short."""
-    splits = replace(plan.splits, grain=1, min_keys=1)
-    return replace(plan, target=pieces, items=pieces + plan.request.batch - 1, splits=splits)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_oracle(case: Case) -> None:
     batch = Batch(case)
@@ -78,6 +73,23 @@ def test_oracle(case: Case) -> None:
 def test_chunks(keys: int, pieces: int) -> None:
     batch = Batch(replace(SMALL, lengths=(keys * pieces,)))
     checks.accurate(batch, cut(batch.plan(), pieces))
+
+
+# The ring turns several times: runs that end at any stage, one key before and behind it, with every number of row tiles.
+RUNS = (256, 257, 288, 289, 319, 320, 321, 352, 353, 384, 385, 449, 480, 481, 512, 513, 545, 640, 641)
+TILES = (
+    Case("one-row-tile", dtype=BF16, heads=2),
+    SMALL,
+    Case("three-row-tiles-fp16", dtype=torch.float16),
+    Case("four-row-tiles", dtype=BF16, heads=16, tokens=2),
+)
+
+
+@pytest.mark.parametrize("case", TILES, ids=lambda c: c.name)
+def test_long_runs(case: Case) -> None:
+    for keys in RUNS if case is SMALL else (353, 513, 545, 641):
+        batch = Batch(replace(case, lengths=(keys,)))
+        checks.accurate(batch, cut(batch.plan(), 1))
 
 
 # A merge thread has one split, some that not all of its neighbours have, or more than it loads at once.
@@ -251,7 +263,11 @@ def test_queries_that_are_not_aligned_are_copied_and_counted_under_this_path() -
 
 
 def test_host_and_kernel_agree_on_sizes() -> None:
-    for variant in (WarpgroupVariant(tiles, False) for tiles in (1, 3)):
+    for variant in (
+        WarpgroupVariant(1, False),
+        WarpgroupVariant(3, False),
+        WarpgroupVariant(1, False, stages=4),
+    ):
         found = library(variant)
         assert found.params_bytes() == ctypes.sizeof(Params)
         assert found.shared_bytes() == variant.shared_bytes()

@@ -11,6 +11,7 @@ import emulation
 import paged
 import pytest
 import torch
+from checks import cut
 from emulation import EmulatedWarpgroup, library
 from paged import Batch, Case, error
 from sglang.srt.layers.attention.verify import fused_build, fused_driver, work_list
@@ -103,6 +104,13 @@ def test_layers_with_one_list_give_the_same_bits_as_without(case: Case, device: 
         checks.accurate(batch)
 
 
+def test_slots_behind_those_of_the_list_are_the_next_ones() -> None:
+    """A block with more keys than the list has slots for, several times over."""
+    batch = Batch(Case("long-run", dtype=BF16, heads=2, lengths=(545,)))
+    batch.work = PassList()
+    checks.accurate(batch, cut(batch.plan(), 1))
+
+
 @pytest.mark.parametrize("fails", ["lay_out", "launch"])
 def test_a_list_that_was_not_written_or_waited_for_is_read_by_nobody(
     fails: str, device: Device, monkeypatch: pytest.MonkeyPatch
@@ -147,12 +155,6 @@ def test_a_list_that_was_not_written_or_waited_for_is_read_by_nobody(
 @pytest.mark.parametrize("contract", checks.CONTRACTS)
 def test_contracts(contract: str, calls_alone: None) -> None:
     checks.CONTRACTS[contract]()
-
-
-def cut(plan: SplitPlan, pieces: int) -> SplitPlan:
-    """``plan`` with about ``pieces`` pieces, however short."""
-    splits = replace(plan.splits, grain=1, min_keys=1)
-    return replace(plan, target=pieces, items=pieces + plan.request.batch - 1, splits=splits)
 
 
 # Requests with very many, many, some, few blocks and one, and none: every way to share the work of a merge.

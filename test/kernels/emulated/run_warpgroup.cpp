@@ -6,6 +6,7 @@
 #include "warpgroup.cu"
 
 static_assert(THREADS == ORDERED && MERGE_THREADS == ORDERED);
+static_assert(PART_LINES == device::LINES && MINE / 4 * BLOCKS == device::STAGE_LINES);
 
 extern "C" int params_bytes() { return sizeof(Params); }
 extern "C" int shared_bytes() { return SHARED_BYTES; }

@@ -3,6 +3,8 @@
 // The matrix instructions are as late as they may be, and each warp's part for itself: it reads shared memory and adds only when
 // that warp waits for its group, whatever the other warps have done by then. Until then the sums hold NaN, and what somebody
 // stores there is lost. An operand that no fence made visible before the instruction, or that was overwritten since, is NaN.
+//
+// What a copying thread has under way is counted, by what it waits for alone: more than its pace ends the run.
 #pragma once
 #include <deque>
 
@@ -24,10 +26,33 @@ struct Sender {
   order::Clock fenced;
   std::map<float*, Unfinished> sums;
 };
-struct Warpgroup { std::vector<Product> products; std::vector<Sender> senders = std::vector<Sender>(GROUP_THREADS); bool vote[2] = {}; };
+// What a copying thread knows to be under way: lines of its parts, the last one open; whether it last saw the queries not there.
+constexpr int LINES = 3, STAGE_LINES = 18;  // of a part, of a stage; warpgroup.cu has the same
+struct Parts {
+  std::deque<int> lines = {0};
+  int all = 0;
+  bool early = false;
+};
+struct Warpgroup {
+  std::vector<Product> products;
+  std::vector<Sender> senders = std::vector<Sender>(GROUP_THREADS);
+  std::vector<Parts> parts = std::vector<Parts>(ORDERED);
+  bool vote[2] = {};
+};
 inline std::vector<Warpgroup> warpgroups;  // one a block
 
 inline Warpgroup& warpgroup() { return warpgroups[S->now->block]; }
+inline Parts& parts() { return warpgroup().parts[S->now->thread]; }
+// A line more of this thread's; queries are in no part.
+inline void line_sent() {
+  if (S->now->thread < GROUP_THREADS) return;
+  Parts& mine = parts();
+  const int most = !mine.early ? PACE : mine.all < STAGE_LINES ? PACE_FIRST : PACE_EARLY;
+  int under_way = ++mine.lines.back();
+  for (size_t i = 0; i + 1 < mine.lines.size(); i++) under_way += mine.lines[i];
+  if (under_way > most * LINES) fail("more keys under way than the pace allows");
+  mine.all++;
+}
 inline Sender& sender() {
   if (S->now->thread >= GROUP_THREADS) fail("a matrix instruction outside the first warpgroup");
   return warpgroup().senders[S->now->thread];
@@ -123,11 +148,15 @@ DEVICE bool warpgroup_any(bool x) {
 }
 DEVICE void copy16_or_zero(unsigned to, const char* from, bool there) {
   static const char zeros[16] __attribute__((aligned(16))) = {};
+  device::line_sent();
   copy16(to, there ? from : zeros);
 }
 // Waiting for one's own copies tells nobody else, and here they land as late as they may.
-DEVICE void part_sent() {}
-template <int LEFT> void parts_under_way() {}
+DEVICE void part_sent() { device::parts().lines.push_back(0); }
+template <int LEFT> void parts_under_way() {
+  auto& lines = device::parts().lines;
+  while (lines.size() > LEFT + 1) lines.pop_front();
+}
 DEVICE void shared_to_matrix() { device::S->now->known.fence(); }
 // Row r of matrix i goes to the address that lane 8 i + r gave: it is column r of what the lanes hold.
 DEVICE void matrix_store_turned2(unsigned a, unsigned x, unsigned y) {
@@ -164,6 +193,7 @@ DEVICE bool barrier_passed(unsigned a, unsigned parity) {
   auto& b = device::barrier(a);
   const bool passed = (b.phase & 1) != parity;
   if (passed) b.known.leave(device::S->now->known, parity);
+  device::parts().early = !passed;
   return passed;
 }
 DEVICE float inverse(float f) { return 1.f / f; }
