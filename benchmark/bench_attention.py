@@ -43,6 +43,8 @@ CONTEXTS = (1024, 4096, 16384, 65536, 131072)
 BATCHES = (1, 4, 8, 32)
 TOKENS = (3, 1)
 MODES = ("in_loop", "cold", "cold_clean")
+# What a case can be timed with; a name that is none of them would be left out without a word.
+BACKENDS = ("fork", *PATHS, *UNLISTED, *CHANGES, *WARPGROUP_CHANGES, "trials", "upstream", "flashinfer")
 # Upstream's serial verify kernel takes milliseconds: beyond this many keys a call it is not worth the time.
 SERIAL_KEYS = 8 * 65536
 
@@ -296,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--machine", default="h200")
-    parser.add_argument("--backends", nargs="+", default=["fork", "upstream", "flashinfer"])
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=["fork", "upstream", "flashinfer"])
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
