@@ -2,11 +2,11 @@
 """One token a row by a draw from the filtered distribution, without sorting; a row is shared by many programs.
 
 The filters (docs/sampling.md) keep a front of the tokens ordered by probability, ties by token. A front is a threshold
-and, of the tokens that equal it, how many. The threshold is found digit by digit in the bits of the weights: each of
-``LEVELS`` launches sorts the weights that share the digits so far into ``BINS`` by the next one, and sums every bin
-(a radix selection). Weights are summed as integers, so a sum does not depend on its order, and ranks that hold equal
-logits draw equal tokens. Rows without a filter leave the search at once, greedy rows also the draw. The variates are
-those of ``sampled.coins``.
+and, of the tokens that equal it, how many. The threshold is found digit by digit in the bits of the weights: at each of
+``LEVELS`` levels one launch sorts the weights that share the digits so far into ``BINS`` by the next one and sums every
+bin, another chooses the bin (a radix selection). Weights are summed as integers, so a sum does not depend on its order,
+and ranks that hold equal logits draw equal tokens. Rows without a filter leave the search at once, greedy rows also the
+draw. The variates are those of ``sampled.coins``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DIGIT, LEVELS = 5, 6
 BINS = 1 << DIGIT
 # A weight of 1 as an integer, and where a bin's count begins above its sum: 2^11 columns of 2^39 stay below it.
 SCALE, COUNT_AT = 39, 51
-# Of a row: digits so far, then count and sum of the weights above them, for every level; then the sum of all.
-FOUND, TOTAL_AT = 3 * (LEVELS + 1) + 1, 3 * (LEVELS + 1)
+# Of a row: digits so far, count and sum of the weights above all that share them; the sum of all; the threshold.
+FOUND, TOTAL_AT, LOW_AT = 5, 3, 4
 
 
 @triton.jit
@@ -90,38 +90,6 @@ def _room(total, top_p):
 
 
 @triton.jit
-def _narrow(
-    bins, found, row, top_k, top_p, LEVEL: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, BINS: tl.constexpr,
-    DIGIT: tl.constexpr, LEVELS: tl.constexpr, COUNT_AT: tl.constexpr, FOUND: tl.constexpr, TOTAL_AT: tl.constexpr,
-):  # fmt: skip
-    """Digits of the threshold after ``LEVEL`` levels, count and sum of the weights above all that share them, and the
-    sum of all weights.
-
-    The threshold is the smallest number whose tokens still start within both limits: fewer than top-k tokens above it,
-    and at most the room.
-    """
-    lane, digit = tl.arange(0, LANES), tl.arange(0, BINS)
-    at = ((row * CHUNKS + lane) * BINS)[:, None] + digit[None, :]
-    packed = tl.load(bins + at, mask=(lane < CHUNKS)[:, None], other=0)
-    counts = tl.sum(packed >> COUNT_AT, 0)
-    sums = tl.sum(packed & ((1 << COUNT_AT) - 1), 0)
-    before = found + row * FOUND + 3 * (LEVEL - 1)
-    digits, count, heavier = tl.load(before), tl.load(before + 1), tl.load(before + 2)
-    total = tl.sum(sums, 0)
-    if LEVEL > 1:
-        total = tl.load(found + row * FOUND + TOTAL_AT)
-    counts = count + tl.sum(counts, 0) - tl.cumsum(counts, 0)
-    sums = heavier + tl.sum(sums, 0) - tl.cumsum(sums, 0)
-    # Nothing that counts is above the last bin, or it would not have been chosen.
-    ok = (counts < top_k) & (sums <= _room(total, top_p))
-    chosen = tl.min(tl.where(ok, digit, BINS - 1), 0)
-    digits += chosen.to(tl.int64) << (DIGIT * (LEVELS - LEVEL))
-    count = tl.sum(tl.where(digit == chosen, counts, 0), 0)
-    heavier = tl.sum(tl.where(digit == chosen, sums, 0), 0)
-    return digits, count, heavier, total
-
-
-@triton.jit
 def peaks_kernel(
     logits,
     stride,
@@ -154,7 +122,7 @@ def level_kernel(
     logits, stride, columns, temperatures, top_ks, top_ps, min_ps, peaks, found, bins_before, bins,
     LEVEL: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, COLS: tl.constexpr,
     SLICE: tl.constexpr, BINS: tl.constexpr, DIGIT: tl.constexpr, LEVELS: tl.constexpr, SCALE: tl.constexpr,
-    COUNT_AT: tl.constexpr, FOUND: tl.constexpr, TOTAL_AT: tl.constexpr,
+    COUNT_AT: tl.constexpr, FOUND: tl.constexpr,
 ):  # fmt: skip
     """Program (row, chunk): bins of the next digit, of its weights that share the digits so far."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -162,57 +130,69 @@ def level_kernel(
     top_k, top_p, least = tl.load(top_ks + request), tl.load(top_ps + request), tl.load(min_ps + request)
     best = _best(peaks, row, CHUNKS, LANES)
     if _draws(top_k, best) & _filters(top_k, top_p, least, columns):
-        digits = tl.full([], 0, tl.int64)
-        if LEVEL > 0:
-            digits, count, heavier, total = _narrow(
-                bins_before,
-                found,
-                row,
-                top_k,
-                top_p,
-                LEVEL,
-                CHUNKS,
-                LANES,
-                BINS,
-                DIGIT,
-                LEVELS,
-                COUNT_AT,
-                FOUND,
-                TOTAL_AT,
-            )
-            if chunk == 0:
-                after = found + row * FOUND + 3 * LEVEL
-                tl.store(after, digits)
-                tl.store(after + 1, count)
-                tl.store(after + 2, heavier)
-                tl.store(found + row * FOUND + TOTAL_AT, total)
-        logits += row.to(tl.int64) * stride
-        warmth = tl.load(temperatures + request)
         SHIFT: tl.constexpr = DIGIT * (LEVELS - 1 - LEVEL)
-        low = digits.to(tl.int32)
+        low = tl.load(found + row * FOUND).to(tl.int32)
         digit = tl.arange(0, BINS)
-        column = chunk * COLS + tl.arange(0, COLS)
-        here = (_bits(logits, column, columns, best, warmth) - low) >> SHIFT
-        summed = tl.zeros([BINS], tl.int64)
-        # After a few digits most programs have nothing left to look at.
-        if tl.sum(((here >= 0) & (here < BINS) & (column < columns)).to(tl.int32), 0) > 0:
-            parts = tl.zeros([SLICE, BINS], tl.int64)
+        mine = (row * CHUNKS + chunk) * BINS
+        some = tl.full([], 1, tl.int64)
+        if LEVEL > 0:
+            # How many weights of this chunk share the digits: after a few of them most chunks have none.
+            some = tl.load(bins_before + mine + ((low >> (SHIFT + DIGIT)) & (BINS - 1))) >> COUNT_AT
+        parts = tl.zeros([SLICE, BINS], tl.int64)
+        if some > 0:
+            logits += row.to(tl.int64) * stride
+            warmth = tl.load(temperatures + request)
             for start in range(0, COLS, SLICE):
-                some = chunk * COLS + start + tl.arange(0, SLICE)
-                bits = _bits(logits, some, columns, best, warmth)
-                of = tl.where(some < columns, (bits - low) >> SHIFT, -1)
+                column = chunk * COLS + start + tl.arange(0, SLICE)
+                bits = _bits(logits, column, columns, best, warmth)
+                here = tl.where(column < columns, (bits - low) >> SHIFT, -1)
                 packed = _fixed(bits, SCALE) + (1 << COUNT_AT)
-                parts += tl.where(of[:, None] == digit[None, :], packed[:, None], 0)
-            summed = tl.sum(parts, 0)
-        tl.store(bins + (row * CHUNKS + chunk) * BINS + digit, summed)
+                parts += tl.where(here[:, None] == digit[None, :], packed[:, None], 0)
+        tl.store(bins + mine + digit, tl.sum(parts, 0))
+
+
+@triton.jit
+def narrow_kernel(
+    columns, top_ks, top_ps, min_ps, peaks, found, bins,
+    LEVEL: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, BINS: tl.constexpr,
+    DIGIT: tl.constexpr, LEVELS: tl.constexpr, COUNT_AT: tl.constexpr, FOUND: tl.constexpr, TOTAL_AT: tl.constexpr,
+):  # fmt: skip
+    """Row r: the digit that level ``LEVEL``'s bins give, added to the digits so far, and what lies above all that share them.
+
+    The threshold is the smallest number whose tokens still start within both limits: fewer than top-k tokens above it,
+    and at most the room.
+    """
+    row = tl.program_id(0)
+    request = row // WIDTH
+    top_k, top_p, least = tl.load(top_ks + request), tl.load(top_ps + request), tl.load(min_ps + request)
+    if _draws(top_k, _best(peaks, row, CHUNKS, LANES)) & _filters(top_k, top_p, least, columns):
+        lane, digit = tl.arange(0, LANES), tl.arange(0, BINS)
+        at = ((row * CHUNKS + lane) * BINS)[:, None] + digit[None, :]
+        packed = tl.load(bins + at, mask=(lane < CHUNKS)[:, None], other=0)
+        counts = tl.sum(packed >> COUNT_AT, 0)
+        sums = tl.sum(packed & ((1 << COUNT_AT) - 1), 0)
+        found += row * FOUND
+        digits, count, heavier = tl.load(found), tl.load(found + 1), tl.load(found + 2)
+        total = tl.sum(sums, 0)
+        if LEVEL == 0:
+            tl.store(found + TOTAL_AT, total)
+        else:
+            total = tl.load(found + TOTAL_AT)
+        counts = count + tl.sum(counts, 0) - tl.cumsum(counts, 0)
+        sums = heavier + tl.sum(sums, 0) - tl.cumsum(sums, 0)
+        # Nothing that counts is above the last bin, or it would not have been chosen.
+        ok = (counts < top_k) & (sums <= _room(total, top_p))
+        chosen = tl.min(tl.where(ok, digit, BINS - 1), 0)
+        tl.store(found, digits + (chosen.to(tl.int64) << (DIGIT * (LEVELS - 1 - LEVEL))))
+        tl.store(found + 1, tl.sum(tl.where(digit == chosen, counts, 0), 0))
+        tl.store(found + 2, tl.sum(tl.where(digit == chosen, sums, 0), 0))
 
 
 @triton.jit
 def shares_kernel(
-    logits, stride, columns, temperatures, top_ks, top_ps, min_ps, peaks, found, bins, shares,
-    WIDTH: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, COLS: tl.constexpr, BINS: tl.constexpr,
-    DIGIT: tl.constexpr, LEVELS: tl.constexpr, SCALE: tl.constexpr, COUNT_AT: tl.constexpr, FOUND: tl.constexpr,
-    TOTAL_AT: tl.constexpr,
+    logits, stride, columns, temperatures, top_ks, top_ps, min_ps, peaks, found, shares,
+    WIDTH: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, COLS: tl.constexpr, SCALE: tl.constexpr,
+    FOUND: tl.constexpr, LOW_AT: tl.constexpr,
 ):  # fmt: skip
     """Program (row, chunk): the threshold; of its weights the sum and count above it, and how many equal it."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -222,23 +202,7 @@ def shares_kernel(
     if _draws(top_k, best):
         low = tl.maximum(least, 0.0).to(tl.int32, bitcast=True)
         if _filters(top_k, top_p, least, columns):
-            digits, _count, _heavier, _total = _narrow(
-                bins,
-                found,
-                row,
-                top_k,
-                top_p,
-                LEVELS,
-                CHUNKS,
-                LANES,
-                BINS,
-                DIGIT,
-                LEVELS,
-                COUNT_AT,
-                FOUND,
-                TOTAL_AT,
-            )
-            low = tl.maximum(low, digits.to(tl.int32))
+            low = tl.maximum(low, tl.load(found + row * FOUND).to(tl.int32))
         column = chunk * COLS + tl.arange(0, COLS)
         bits = _bits(
             logits + row.to(tl.int64) * stride, column, columns, best, tl.load(temperatures + request)
@@ -249,14 +213,14 @@ def shares_kernel(
         tl.store(mine + 1, tl.sum(above.to(tl.int64), 0))
         tl.store(mine + 2, tl.sum(((bits == low) & (column < columns)).to(tl.int64), 0))
         if chunk == 0:
-            tl.store(found + row * FOUND + 3 * LEVELS, low.to(tl.int64))
+            tl.store(found + row * FOUND + LOW_AT, low.to(tl.int64))
 
 
 @triton.jit
 def token_kernel(
     state, logits, stride, columns, temperatures, top_ks, top_ps, min_ps, peaks, firsts, found, shares, maxima, indices,
     scratch_stride, WIDTH: tl.constexpr, COUNTER: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
-    COLS: tl.constexpr, LEVELS: tl.constexpr, SCALE: tl.constexpr, FOUND: tl.constexpr, TOTAL_AT: tl.constexpr,
+    COLS: tl.constexpr, SCALE: tl.constexpr, FOUND: tl.constexpr, TOTAL_AT: tl.constexpr, LOW_AT: tl.constexpr,
 ):  # fmt: skip
     """Row r: its largest logit and its token, in the chunk where the variate falls."""
     row = tl.program_id(0)
@@ -273,7 +237,7 @@ def token_kernel(
         equals = tl.load(mine + 2, mask=lane < CHUNKS, other=0)
         heavier = tl.sum(sums, 0)
         above = tl.sum(tl.load(mine + 1, mask=lane < CHUNKS, other=0), 0)
-        low = tl.load(found + row * FOUND + 3 * LEVELS).to(tl.int32)
+        low = tl.load(found + row * FOUND + LOW_AT).to(tl.int32)
         value = _fixed(low, SCALE)
         # Tokens that equal the threshold and stay: by their number, and by the room that is left in front of the last.
         ties = tl.minimum(tl.sum(equals, 0), top_k - above)
@@ -308,7 +272,7 @@ def draw(
     maxima: torch.Tensor,
     indices: torch.Tensor,
 ) -> None:
-    """Draw every row of ``logits`` [B * W, V] for the B requests of ``sampling``; ``LEVELS`` + 3 launches.
+    """Draw every row of ``logits`` [B * W, V] for the B requests of ``sampling``; 2 ``LEVELS`` + 3 launches.
 
     Args:
         state: int32, holds the cycle's number at ``counter_at``.
@@ -333,27 +297,22 @@ def draw(
     width = rows // sampling.temperatures.shape[0]
     lanes = max(2, triton.next_power_of_2(chunks))
     grid = (rows, chunks)
-    fit: dict[str, Any] = {"CHUNKS": chunks, "COLS": COLUMNS, "FOUND": FOUND, "num_warps": WARPS}
-    peaks_kernel[grid](*row, peaks, firsts, found, **fit)
-    fit |= {"WIDTH": width, "LANES": lanes, "LEVELS": LEVELS, "SCALE": SCALE, "TOTAL_AT": TOTAL_AT}
-    search = fit | {"BINS": BINS, "DIGIT": DIGIT, "COUNT_AT": COUNT_AT}
+    fit: dict[str, Any] = {"CHUNKS": chunks, "FOUND": FOUND, "num_warps": WARPS}
+    peaks_kernel[grid](*row, peaks, firsts, found, COLS=COLUMNS, **fit)
+    fit |= {"WIDTH": width, "LANES": lanes}
+    digits = {"BINS": BINS, "DIGIT": DIGIT, "LEVELS": LEVELS, "COUNT_AT": COUNT_AT}
     for level in range(LEVELS):
+        before, after = bins[level % 2 ^ 1], bins[level % 2]
         level_kernel[grid](
-            *row, *asked, peaks, found, bins[level % 2 ^ 1], bins[level % 2],
-            LEVEL=level, SLICE=min(SLICE, COLUMNS), **search,
+            *row, *asked, peaks, found, before, after,
+            LEVEL=level, COLS=COLUMNS, SLICE=min(SLICE, COLUMNS), SCALE=SCALE, **digits, **fit,
         )  # fmt: skip
-    shares_kernel[grid](*row, *asked, peaks, found, bins[LEVELS % 2 ^ 1], shares, **search)
+        narrow_kernel[(rows,)](
+            columns, *asked[1:], peaks, found, after, LEVEL=level, TOTAL_AT=TOTAL_AT, **digits, **fit
+        )
+    ends = {"COLS": COLUMNS, "SCALE": SCALE, "LOW_AT": LOW_AT}
+    shares_kernel[grid](*row, *asked, peaks, found, shares, **ends, **fit)
     token_kernel[(rows,)](
-        state,
-        *row,
-        *asked,
-        peaks,
-        firsts,
-        found,
-        shares,
-        maxima,
-        indices,
-        maxima.stride(0),
-        COUNTER=counter_at,
-        **fit,
-    )
+        state, *row, *asked, peaks, firsts, found, shares, maxima, indices, maxima.stride(0),
+        COUNTER=counter_at, TOTAL_AT=TOTAL_AT, **ends, **fit,
+    )  # fmt: skip
