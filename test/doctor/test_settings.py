@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,51 @@ def test_the_pinned_library_reads_what_is_declared() -> None:
     assert not missing
     if found.version == names.VERSION:
         assert found.names == names.NAMES
+
+
+def shared_object(**sections: bytes) -> bytes:
+    """A 64-bit ELF file that consists of these sections, named with a dot in front."""
+    texts, body, entries = b"\0", b"", []
+    contents = [(f".{name}".encode(), content) for name, content in sections.items()]
+    for name, content in contents:
+        entries.append((len(texts), 64 + len(body), len(content)))
+        texts += name + b"\0"
+        body += content
+    entries.append((0, 64 + len(body), len(texts)))
+    header = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", 64 + len(body) + len(texts))
+    header += bytes(10) + struct.pack("<HHH", 64, len(entries), len(entries) - 1)
+    table = b"".join(
+        struct.pack("<IIQQQQ", name, 1, 0, 0, at, size).ljust(64, b"\0") for name, at, size in entries
+    )
+    return header + body + texts + table
+
+
+BANNER = b"\0NCCL version 2.99.1 compiled\0"
+
+
+def test_names_are_read_from_the_constants_alone(tmp_path: Path) -> None:
+    """Debugging information names constants of the interface that no variable sets; device code is 200 MB."""
+    file = tmp_path / "libnccl.so.2"
+    file.write_bytes(shared_object(text=b"\0NCCL_TEXT\0", rodata=BANNER + b"NCCL_ALGO\0", debug_str=b"\0NCCL_ENUM\0"))
+    found = library.read(file)
+    assert (found.version, found.names) == ("2.99.1", frozenset({"NCCL_ALGO"}))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        BANNER + b"NCCL_ALGO\0",
+        shared_object(data=BANNER + b"NCCL_ALGO\0"),
+        shared_object(rodata=b"nothing", data=BANNER + b"NCCL_ALGO\0"),
+        shared_object(rodata=BANNER + b"NCCL_ALGO\0")[:-70],
+    ],
+    ids=["no ELF file", "no constants", "constants without names", "cut off"],
+)
+def test_a_library_of_another_form_is_read_whole(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "libnccl.so.2"
+    file.write_bytes(content)
+    found = library.read(file)
+    assert (found.version, found.names) == ("2.99.1", frozenset({"NCCL_ALGO"}))
 
 
 @pytest.mark.parametrize(
