@@ -352,7 +352,7 @@ def check_machine(args: Any) -> None:
     on_host = args.device == "cpu"
     machine.check_memory(
         int(total),
-        machine.available_bytes() if on_host else _device_bytes(args.device),
+        machine.available_bytes() if on_host else machine.device_bytes(args.device),
         place="this machine" if on_host else "one GPU",
         path=args.model_path,
         ranks=1 if on_host else int(args.tp_size) * int(args.pp_size),
@@ -385,14 +385,3 @@ def _widening(option: str, directory: Path, what: str, args: Any) -> float:
     stated = configs.DTYPES.get(configs.named_dtype(config) or "")
     loaded = configs.loaded_dtype(config, str(args.dtype))
     return sizes[loaded] / sizes[stated] if stated and loaded else 1.0
-
-
-def _device_bytes(device: str) -> int | None:
-    """Memory of the smallest accelerator in sight; None where upstream cannot tell."""
-    from sglang.srt.utils import get_device_memory_capacity
-
-    try:
-        mebibytes = get_device_memory_capacity(device)
-    except (OSError, RuntimeError, ValueError):
-        return None
-    return int(mebibytes * (1 << 20)) if mebibytes else None

@@ -7,7 +7,9 @@ last), or as a kill without a word.
 from __future__ import annotations
 
 import errno
+import functools
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from sglang.srt.speculative.arguments.faults import ArgumentFault
@@ -107,6 +109,24 @@ def parse_meminfo(text: str) -> dict[str, int]:
         if words and words[0].isdigit():
             values[name.strip()] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return values
+
+
+def device_bytes(device: str) -> int | None:
+    """Memory of the smallest accelerator in sight; None where upstream cannot tell."""
+    from sglang.srt.utils import get_device_memory_capacity
+
+    return _asked(get_device_memory_capacity, device)
+
+
+@functools.cache
+def _asked(ask: Callable[[str], float | None], device: str) -> int | None:
+    # Upstream asks nvidia-smi, which takes up to seconds without the driver's persistence mode; a start by the command line
+    # is checked twice.
+    try:
+        mebibytes = ask(device)
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return int(mebibytes * (1 << 20)) if mebibytes else None
 
 
 def check_memory(
