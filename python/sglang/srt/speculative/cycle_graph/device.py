@@ -23,7 +23,9 @@ def mark_kernel(state, marks, BOUNDARY: tl.constexpr, TIMED: tl.constexpr):
     mark(marks, tl.load(state + 1), BOUNDARY, TIMED)
 
 
-@triton.jit
+# Numbers that change from cycle to cycle are not looked at by the compiler: it would make, or load, another kernel for each
+# mixture of ones, multiples of 16 and others, in the first cycles of a server.
+@triton.jit(do_not_specialize=["live", "slot", "simulated", "counter", "batch"])
 def load_kernel(rows, live, slot, simulated, counter, state, mine, batch, BLOCK: tl.constexpr):
     index = tl.arange(0, BLOCK)
     row = tl.load(rows + index, mask=index < live, other=0)
@@ -32,7 +34,7 @@ def load_kernel(rows, live, slot, simulated, counter, state, mine, batch, BLOCK:
     tl.store(state + index, value.to(tl.int32), mask=index < 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["live", "batch"])
 def load_sampling_kernel(
     live,
     temperatures,
