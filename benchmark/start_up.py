@@ -6,7 +6,9 @@ round starts all of them, in the reverse order of the round before.
 
     python benchmark/start_up.py --machine h200 --out benchmark/results/h200_start_up.json
 
-``ready_s`` is from the start of the process to an engine that takes requests, ``answer_s`` the first request after it (8
+``ready_s`` is from the start of the process to an engine that takes requests. Of it, one after the other: ``import_s`` the
+launcher's imports, ``launch_s`` its checks of the arguments, the start of the scheduler's process and that one's imports,
+``scheduler_s`` the scheduler's own start with all graphs, of which ``kv_cache_s`` made pools. ``answer_s`` the first request after it (8
 tokens), so that work put off until then shows. ``capture_<kind>_s`` and ``capture_s``, their sum, are what upstream's workers report
 of their graphs, with the fork's parent graphs (``cycle``) and the switch's ``plain_decode`` beside them; ``graphs_gib`` is the same
 for memory, ``device_gib`` all that the process holds on the device once it is ready.
@@ -123,9 +125,21 @@ def graph_figures(state: Mapping[str, Any]) -> dict[str, float]:
     usage = state.get("memory_usage", {}).get("graph")
     if usage is not None:
         found["graphs_gib"] = sum(map(float, usage.values())) + extra
-    loaded = state.get("startup_time", {}).get("load_weight")
-    if loaded is not None:
-        found["load_weight_s"] = float(loaded)
+    return found
+
+
+def part_figures(state: Mapping[str, Any], engine_s: float, import_s: float) -> dict[str, float]:
+    """Seconds of the parts of a start, from what upstream's scheduler tells of its own."""
+    told = state.get("startup_time", {})
+    names = {
+        "load_weight_s": "load_weight",
+        "kv_cache_s": "kv_cache_allocation",
+        "scheduler_s": "scheduler_e2e",
+    }
+    found = {name: float(told[key]) for name, key in names.items() if told.get(key) is not None}
+    found["import_s"] = import_s
+    if "scheduler_s" in found:
+        found["launch_s"] = engine_s - import_s - found["scheduler_s"]
     return found
 
 
@@ -152,7 +166,7 @@ def start(shape: Any, spec: EngineSpec, options: SliceOptions, folder: Path) -> 
         if held is not None and taken is not None:
             metrics["device_gib"] = held - taken
         state = engine.state()
-    metrics |= graph_figures(state)
+    metrics |= graph_figures(state) | part_figures(state, engine.startup_s, engine.import_s)
     if (spec.name == SWITCHED) != ("capture_plain_decode_s" in metrics):
         raise EngineError(f"the switch: {state.get('speculative_auto')}, graphs {sorted(metrics)}")
     return Start(metrics, compiled, state)

@@ -39,7 +39,7 @@ class Clock:
 
 
 class FakeEngine:
-    startup_s = 30.0
+    startup_s, import_s = 30.0, 9.0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class FakeEngine:
             "counters": dict(COUNTERS[self.name]),
             "graph_capture_s": CAPTURED,
             "memory_usage": {"graph": {"target_verify": 0.5, "draft_decode": 0.5, "decode": 0.0}},
-            "startup_time": {"load_weight": 4.0},
+            "startup_time": {"load_weight": 4.0, "kv_cache_allocation": 0.5, "scheduler_e2e": 14.0},
         }
         if self.name in FakeFleet.switch_lost:
             state["counters"] = {}
@@ -140,6 +140,11 @@ def test_ratios_come_first_and_are_of_warm_starts(tmp_path: Path) -> None:
     assert metrics["device_over_upstream"]["value"] == pytest.approx(61 / 60)
     assert metrics["capture_plain_decode_s"]["value"] == 1.0 and metrics["capture_cycle_s"]["value"] == 0.5
     assert metrics["answer_s"]["value"] == 0.25 and metrics["load_weight_s"]["value"] == 4.0
+    parts = {name: metrics[name]["value"] for name in ("import_s", "launch_s", "scheduler_s", "kv_cache_s")}
+    assert parts == {"import_s": 9.0, "launch_s": 7.0, "scheduler_s": 14.0, "kv_cache_s": 0.5}
+    assert (
+        sum(parts[name] for name in ("import_s", "launch_s", "scheduler_s")) == metrics["engine_s"]["value"]
+    )
     assert "capture_plain_decode_s" not in rows[bench.UNSWITCHED]["metrics"]
     plain = rows[bench.UPSTREAM]
     assert not any("over" in name for name in plain["metrics"])
@@ -237,6 +242,10 @@ def test_seconds_of_plain_decode_are_not_counted_twice() -> None:
         {"graph_capture_s": {"decode": 2.0}, "counters": {'graph_capture_seconds{kind="decode"}': 2.0}}
     )
     assert found == {"capture_decode_s": 2.0, "capture_s": 2.0}
+
+
+def test_parts_of_a_start_that_the_scheduler_does_not_tell_are_left_out() -> None:
+    assert bench.part_figures({}, 30.0, 9.0) == {"import_s": 9.0}
 
 
 def test_start_says_what_failed(tmp_path: Path) -> None:

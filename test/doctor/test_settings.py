@@ -71,7 +71,9 @@ BANNER = b"\0NCCL version 2.99.1 compiled\0"
 def test_names_are_read_from_the_constants_alone(tmp_path: Path) -> None:
     """Debugging information names constants of the interface that no variable sets; device code is 200 MB."""
     file = tmp_path / "libnccl.so.2"
-    file.write_bytes(shared_object(text=b"\0NCCL_TEXT\0", rodata=BANNER + b"NCCL_ALGO\0", debug_str=b"\0NCCL_ENUM\0"))
+    file.write_bytes(
+        shared_object(text=b"\0NCCL_TEXT\0", rodata=BANNER + b"NCCL_ALGO\0", debug_str=b"\0NCCL_ENUM\0")
+    )
     found = library.read(file)
     assert (found.version, found.names) == ("2.99.1", frozenset({"NCCL_ALGO"}))
 

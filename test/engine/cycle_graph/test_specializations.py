@@ -29,7 +29,9 @@ def keys(kernel: Any, calls: list[tuple[Any, ...]]) -> set[str]:
 def load_calls() -> list[tuple[Any, ...]]:
     return [
         (ROWS, live, slot, simulated, counter, INTEGERS, ROWS, batch)
-        for live, slot, simulated, counter, batch in itertools.product(KINDS, (0, 1, 2), (0, 1, 2), KINDS, KINDS)
+        for live, slot, simulated, counter, batch in itertools.product(
+            KINDS, (0, 1, 2), (0, 1, 2), KINDS, KINDS
+        )
     ]
 
 

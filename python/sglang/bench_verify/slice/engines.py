@@ -91,7 +91,7 @@ class Engine:
 
     def __init__(self, shape: Shape, spec: EngineSpec, options: SliceOptions, folder: Path) -> None:
         self.spec = spec
-        self.startup_s = 0.0
+        self.startup_s = self.import_s = 0.0
         self._options = options
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._tail: deque[str] = deque(maxlen=60)
@@ -113,8 +113,9 @@ class Engine:
         threading.Thread(target=self._read, name=f"engine-{spec.name}", daemon=True).start()
 
     def wait_ready(self) -> None:
-        """Wait until the engine serves. Raises EngineError with its last output."""
-        self.startup_s = float(self._receive(self._options.start_limit_s)["startup_s"])
+        """Wait until the engine serves; ``import_s`` of ``startup_s`` were its imports. Raises EngineError with its last output."""
+        ready = self._receive(self._options.start_limit_s)
+        self.startup_s, self.import_s = float(ready["startup_s"]), float(ready["import_s"])
 
     def measure(
         self, context: int, batch: int = 1, tokens: int = 128, seed: int = 0, watch: bool = False
