@@ -54,3 +54,27 @@ def test_available_memory_is_the_least_of_host_and_container(tmp_path: Path) -> 
     limit.write_text("30000\n")
     used.write_text("10000\n")
     assert machine.available_bytes(meminfo, limit, used) == 20000
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [(1024.0, 1 << 30), (None, None), (OSError("no tool"), None)]
+)
+def test_upstream_is_asked_once_for_the_memory_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, answer: float | OSError | None, expected: int | None
+) -> None:
+    asked: list[str] = []
+
+    def ask(device: str) -> float | None:
+        asked.append(device)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("sglang.srt.utils.get_device_memory_capacity", ask)
+    assert [machine.device_bytes("cuda"), machine.device_bytes("cuda")] == [expected] * 2
+    assert asked == ["cuda"]
+    # Another device is another question, and so is another way to ask.
+    machine.device_bytes("xpu")
+    assert asked == ["cuda", "xpu"]
+    monkeypatch.setattr("sglang.srt.utils.get_device_memory_capacity", lambda _: 2.0)
+    assert machine.device_bytes("cuda") == 2 << 20
