@@ -39,7 +39,7 @@ constexpr int PART_LINES = 3;
 #define PACE 8
 #endif
 #ifndef PACE_EARLY
-#define PACE_EARLY 6
+#define PACE_EARLY 4
 #endif
 #ifndef PACE_FIRST
 #define PACE_FIRST 3
