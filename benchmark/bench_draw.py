@@ -2,13 +2,13 @@
 
 Both begin at the target's logits, float32 [requests * 3, vocabulary], and end at the accepted tokens of a chain of two
 drafts. ``accept`` is the fork's step as it stands in the cycle's graph (mark, draw, acceptance), ``draw`` its
-kernel that reads the logits. ``upstream`` is the sequence of upstream's sampled verify: temperature, softmax, renormalisation
+kernels that read the logits. ``upstream`` is the sequence of upstream's sampled verify: temperature, softmax, renormalisation
 of top-k and top-p where a request asks for them, variates and the tree walk. It renormalises with flashinfer's kernels
 where flashinfer is installed; ``upstream-aot`` takes the ones that sgl_kernel ships.
 
     python benchmark/bench_draw.py --machine h200 --out benchmark/results/h200_draw.json
 
-``us`` is a replay of a captured graph of many calls, median, logits in L2 as the head leaves them; ``eager_us`` the same calls launched
+``us`` is a replay of a captured graph of many calls, median, logits in L2 as the head leaves them (at batch 32 they do not fit); ``eager_us`` the same calls launched
 one by one, as upstream does launch them (its step has no graph). ``share_of_copy`` is against the rate of a copy in this process,
 counting every logit once: what no way to draw can avoid. The two keep different fronts where top-k and top-p are combined
 (docs/sampling.md), which costs neither of them anything. The file is written after each case; ``--limit`` ends between two.

@@ -174,11 +174,14 @@ def start(shape: Any, spec: EngineSpec, options: SliceOptions, folder: Path) -> 
 
 def counted(starts: Sequence[Start]) -> tuple[list[Start], str]:
     """The starts that figures are made of, and what they say of the caches."""
-    warm = [item for index, item in enumerate(starts) if index or not item.compiled]
+    warm = [item for item in starts if not item.compiled]
     if not warm:
-        return list(starts), f"cold: its only start compiled {starts[0].compiled} kernels"
+        counts = " and ".join(str(item.compiled) for item in starts)
+        which = "its only start" if len(starts) == 1 else "its starts"
+        return list(starts), f"cold: {which} compiled {counts} kernels"
     if len(warm) < len(starts):
-        return warm, f"warm: the first start compiled {starts[0].compiled} kernels and is left out"
+        counts = " and ".join(str(item.compiled) for item in starts if item.compiled)
+        return warm, f"warm: starts that compiled {counts} kernels are left out"
     return warm, "warm: carried along, the first start compiled nothing"
 
 

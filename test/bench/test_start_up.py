@@ -165,7 +165,7 @@ def test_a_start_that_compiled_is_left_out_and_said(tmp_path: Path) -> None:
         upstream["counters"]["ready_s of each"] == "140.00 40.00"
         and upstream["counters"]["compiled"] == "1 0"
     )
-    assert upstream["note"] == "kernel caches warm: the first start compiled 1 kernels and is left out"
+    assert upstream["note"] == "kernel caches warm: starts that compiled 1 kernels are left out"
     assert rows[bench.SWITCHED]["metrics"]["ready_over_upstream"]["value"] == pytest.approx(44 / 40)
 
 

@@ -141,6 +141,19 @@ def test_chi_square_against_the_oracle(case: Case) -> None:
     assert float(((counts - expected)[there] ** 2 / expected[there]).sum()) < 60
 
 
+@pytest.mark.parametrize("top_k", (7, 1 << 30))
+def test_a_temperature_beyond_float32_draws_numbers_of_the_row_alone(
+    top_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draw_kernel, "COLUMNS", 64)
+    case = Case("infinitely hot", temperature=float("inf"), top_k=top_k)
+    logits = make(97, case, 2)
+    logits[:, ::2] = float("-inf")
+    for number in range(3):
+        _, tokens = run(logits, case, number)
+        assert tokens.max() < 97 and (tokens % 2 == 1).all()
+
+
 def test_control_another_threshold_is_seen() -> None:
     case, wrong = Case("top-k", top_k=3), Case("top-k", top_k=4)
     logits = make(97, case, 1)

@@ -51,7 +51,9 @@ def _coin(counter, row):
 def _bits(logits, column, columns, best, warmth):
     """Bits of exp((logit - best) / temperature), a number in [0, 1]; 0 behind the row's end."""
     value = tl.load(logits + column, mask=column < columns, other=float("-inf")).to(tl.float32)
-    return tl.exp((value - best) / warmth).to(tl.int32, bitcast=True)
+    # A temperature can be infinite in float32: then every number weighs 1, and -inf still nothing.
+    weight = tl.where(value > float("-inf"), tl.exp((value - best) / warmth), 0.0)
+    return weight.to(tl.int32, bitcast=True)
 
 
 @triton.jit
